@@ -53,7 +53,7 @@ enum class ReplyKind : std::uint8_t {
 /// from round to round and do not depend on how a tensor is cut.
 struct Position {
   std::uint32_t key = 0;     ///< the tensor, the same number on all ranks
-  std::uint32_t rank = 0;    ///< who encodes
+  std::uint32_t rank = 0;    ///< of the encoder
   std::uint64_t step = 0;    ///< rounds of the tensor before this one
   std::uint64_t offset = 0;  ///< elements of the tensor before the run, whole codec units
   bool operator==(const Position&) const = default;
@@ -81,7 +81,7 @@ struct Parameter {
   bool operator==(const Parameter&) const = default;
 };
 
-/// What a user asks for, e.g. {"2bit", {{"threshold", 0.5}}}. Every value type of it is validated by make().
+/// A codec as a user asks for it, e.g. {"2bit", {{"threshold", 0.5}}}. make() validates every value.
 struct CodecSpec {
   std::string name = "none";
   std::vector<Parameter> parameters;
@@ -93,8 +93,8 @@ using WireParameters = std::array<std::uint32_t, 4>;
 
 struct Encoded {
   std::size_t bytes = 0;  ///< payload length
-  /// A NaN or infinity was met, which never entered a residual under nonfinite="skip"; or a value beyond the
-  /// format (fp16: 65504), of which the largest was sent and the rest kept.
+  /// A NaN or infinity was found, which never entered a residual under nonfinite="skip". Or a value beyond
+  /// the format (fp16: 65504) was found, of which the largest finite value was sent and the rest kept.
   bool nonfinite = false;
 };
 
@@ -118,12 +118,13 @@ class Codec {
   virtual bool lossy() const noexcept = 0;
   /// True when the sum of codes is an integer and ReplyKind::kExact exists.
   virtual bool has_exact_reply() const noexcept = 0;
-  /// True when encode() needs scales that the reply of the round before brought.
+  /// True when encode() needs scales from the reply of the round before.
   virtual bool agrees_scales() const noexcept = 0;
-  /// True when payloads of two runs, one behind the other, are the payload of both: units mean nothing to it.
+  /// True when the payloads of two runs, one after the other, are the payload of both: units have no meaning
+  /// for this codec.
   virtual bool concatenates() const noexcept { return false; }
-  /// True when the user wants payloads and own-name replies shortened on their way (lossless_payload.h). Who
-  /// sends them does it; encode() and decode_sum() know nothing of it.
+  /// True when the user wants payloads and own-name replies shortened (lossless_payload.h). The sender
+  /// shortens them; encode() and decode_sum() know nothing of it.
   virtual bool wants_lossless_stage() const noexcept { return false; }
   /// How a library may sum payloads as integers (integer_sums.h); null: it cannot. Lives as long as the
   /// codec.

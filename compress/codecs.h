@@ -1,4 +1,4 @@
-// The table of codecs, and the two ways to get one: from what a user wrote, or from a frame header.
+// The table of codecs, and the two ways to get one: from a user's text, or from a frame header.
 //
 // Threading: all functions are pure.
 #pragma once

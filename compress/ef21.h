@@ -1,21 +1,22 @@
-// EF21 compresses how a worker's gradient changes: everybody keeps the same estimate of each gradient, a
-// worker sends what the estimate lacks, and what is sent corrects it.
+// EF21 compresses how a worker's gradient changes. All workers could keep the same estimate of each
+// gradient: a worker sends the difference between its gradient and the estimate, and what is sent corrects
+// the estimate.
 //
 // Threading: one thread at a time; several objects are independent.
 // Lifetime: the codec outlives it. The constructor allocates all the memory; encode() and add() none.
 //
-// Server keeps nothing and knows nothing of this: it adds payloads as ever. Each worker adds the sums that it
-// is answered to a running one, which is the sum of all workers' estimates, the same bits on every rank. So a
-// round is encode(), the exchange, add(), and then sum() stands where the sum of gradients would.
+// Server keeps no state for this: it adds payloads as usual. Each worker adds the sums that it receives to a
+// running sum. That is the sum of all workers' estimates, with the same bits on every rank. So a round is
+// encode(), the exchange, add(), and then sum() takes the place of the sum of gradients.
 //
-// What suits it is a codec that leaves less than it takes away (topk, randomk, 1bit, int4 ...): with a share
-// a of |x|^2 sent, an estimate of a gradient that stays comes nearer by that share each round. With 2bit and
-// a fixed threshold the estimate stays within the threshold. A codec that has no code for 0, as 1bit with a
-// fixed threshold, is refused: its estimate would leave the gradient again in each round.
+// It suits a codec that leaves less than it takes away (topk, randomk, 1bit, int4 ...). If a share a of
+// |x|^2 is sent, the estimate of a constant gradient comes nearer by that share in each round. With 2bit and
+// a fixed threshold the estimate stays within the threshold. A codec without a code for 0, such as 1bit with
+// a fixed threshold, is refused: its estimate would leave the gradient again in each round.
 //
 // Source: Richtarik, Sokolov and Fatkhullin 2021, "EF21: a new, simpler, theoretically better, and
-// practically faster error feedback", algorithm 2. Ours: estimates begin at 0, and the master's sum is kept
-// by each worker.
+// practically faster error feedback", algorithm 2. Deviations: estimates begin at 0, and each worker keeps
+// the master's sum.
 #pragma once
 
 #include <cstddef>
@@ -39,13 +40,14 @@ class EF21 {
   Encoded encode(std::span<const float> grad, std::span<const UnitScale> scales, std::span<std::byte> out,
                  const Position& position = {});
 
-  /// Takes in the decoded answer to a round: the sum of all workers' payloads. Throws std::invalid_argument,
-  /// and changes nothing, unless these are elements() finite floats.
+  /// Adds the decoded answer to a round: the sum of all workers' payloads. Throws std::invalid_argument, and
+  /// changes nothing, unless these are elements() finite floats.
   void add(std::span<const float> answer);
 
-  /// What everybody takes this worker's gradient for ("g_i").
+  /// This worker's estimate of its gradient ("g_i").
   std::span<const float> estimate() const noexcept { return estimate_; }
-  /// The sum of all workers' estimates, as this worker has been told: times 1 / workers, what to step by.
+  /// The sum of all workers' estimates, by the replies so far. Divided by the number of workers, it is the
+  /// step's mean gradient.
   std::span<const float> sum() const noexcept { return sum_; }
 
   /// Forgets both, which all workers must do in the same round.
@@ -53,8 +55,8 @@ class EF21 {
   std::size_t saved_bytes() const noexcept;
   /// Writes saved_bytes() bytes (compress/FORMAT.md, "Saved error feedback").
   void save(std::span<std::byte> out) const;
-  /// Takes over what save() wrote. Throws DecodeError, and changes nothing, where it is of another length or
-  /// holds what is not finite.
+  /// Restores what save() wrote. Throws DecodeError, and changes nothing, if the length differs or a value
+  /// is not finite.
   void load(std::span<const std::byte> saved);
 
   std::size_t elements() const noexcept { return estimate_.size(); }

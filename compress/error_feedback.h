@@ -1,15 +1,14 @@
 // ErrorFeedback keeps what a codec left unsent of one run of a tensor and adds it to the next step's
-// gradient. It is for code without a store: a store's pushes keep their residual in
-// kvstore/client/push_encoder.h. With momentum it sends the worker's momentum in place of its gradient
-// ("momentum correction").
+// gradient. It is for code without a store: kvstore/client/push_encoder.h keeps the residuals of a store's
+// pushes. With momentum it sends the worker's momentum in place of its gradient ("momentum correction").
 //
 // Threading: one thread at a time; several objects are independent.
 // Lifetime: the codec outlives it. The constructor allocates all the memory, encode() none.
 //
-// One object holds the state of one run that is encoded as one payload: a tensor, or a partition of it. With
-// the residual in float32, or in bfloat16 for a codec that can (bf16_residuals.h), a step is the codec's own
-// fused pass; otherwise it is widened into scratch memory before that pass and rounded after it, which pays
-// where the run fits the second-level cache.
+// One object holds the state of one run that is encoded as one payload: a tensor, or a partition of it. A
+// step is the codec's own fused pass if the residual is in float32, or in bfloat16 for a codec that supports
+// it (bf16_residuals.h). Otherwise the residual is widened into scratch memory before that pass and rounded
+// after it. That pays if the run fits the second-level cache.
 //
 // Sources: Karimireddy et al. 2019, "Error feedback fixes SignSGD and other gradient compression schemes",
 // algorithm 2; Lin et al. 2018, "Deep gradient compression", sections 3.2 (momentum correction) and 3.3
@@ -45,7 +44,7 @@ struct ErrorFeedbackOptions {
   bool operator==(const ErrorFeedbackOptions&) const = default;
 };
 
-/// How the last step went. With x = what was to be sent + the residual of before.
+/// The result of the last step. x is what was to be sent plus the residual from before.
 struct ErrorFeedbackMetrics {
   double residual_norm = 0;       ///< L2, of what is kept
   double given_norm = 0;          ///< L2, of x
@@ -77,9 +76,9 @@ class ErrorFeedback {
   std::size_t saved_bytes() const noexcept;
   /// Writes saved_bytes() bytes (compress/FORMAT.md, "Saved error feedback").
   void save(std::span<std::byte> out) const;
-  /// Takes over what save() wrote; nothing can be rolled back then. Throws DecodeError, and changes nothing,
-  /// where it is of another length, residual type or momentum, or holds what is not finite (which only the
-  /// residual of a codec with nonfinite=mxnet may).
+  /// Restores what save() wrote; nothing can be rolled back then. Throws DecodeError, and changes nothing,
+  /// if length, residual type or momentum differ, or if a value is not finite (which only the residual of a
+  /// codec with nonfinite=mxnet may hold).
   void load(std::span<const std::byte> saved);
 
   /// Writes the residual, widened to float32. Requires out of elements() floats.

@@ -1,5 +1,5 @@
-// The codec none of float64 tensors: every element in its own 64 bits, sums in float64. A frame says so by
-// its dtype, not by another codec: what a user asks for is "none".
+// The codec none for float64 tensors: every element in its own 64 bits, sums in float64. The dtype of a
+// frame selects it, not another codec: a user asks for "none".
 //
 // Threading and lifetime: as Codec.
 #pragma once

@@ -1,5 +1,5 @@
-// ShareSent is how much of what codecs were given they have sent, of |x|^2 with x = gradient + residual:
-// 1 - |kept|^2 / |x|^2, as in error_feedback.h.
+// ShareSent is the share of |x|^2, with x = gradient + residual, that codecs have sent: 1 - |kept|^2 /
+// |x|^2, as in error_feedback.h.
 //
 // Threading: values and pure functions.
 #pragma once
@@ -18,8 +18,8 @@ struct ShareSent {
   ShareSent& operator+=(const ShareSent& other);
 };
 
-/// Whether a tensor's round is measured: its first two and some of those after, since it takes two more
-/// passes over what is encoded.
+/// Whether a tensor's round is measured: its first two rounds and some of the later ones, because measuring
+/// takes two more passes over the encoded floats.
 constexpr bool measures_share(std::uint64_t step) { return step < 2 || step % 16 == 0; }
 
 /// The sum of the squares of a gradient plus a residual, or of a residual alone, where that is finite; codecs

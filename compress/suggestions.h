@@ -1,4 +1,4 @@
-// What error texts suggest in the place of a word that is unknown.
+// Suggestions of error texts for an unknown word.
 //
 // Threading: functions of their arguments alone.
 #pragma once
@@ -15,8 +15,7 @@ std::string nearest(std::string_view given, std::span<const std::string_view> va
 /// "a, b, c", for error texts.
 std::string join(std::span<const std::string_view> words);
 
-/// "did you mean a? ", with the word that nearest() finds; empty where none is near enough to be what was
-/// meant.
+/// "did you mean a? ", with the word that nearest() finds; empty if none is near.
 std::string did_you_mean(std::string_view given, std::span<const std::string_view> valid);
 
 }  // namespace gradwire::compress

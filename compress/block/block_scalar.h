@@ -169,7 +169,7 @@ inline std::uint8_t get_code(Code code, std::size_t i, const std::byte* codes) n
 
 /// Encodes one block of x = residual + grad (x = grad when residual is null) and keeps x - sent. An x that is
 /// not finite sends 0 and leaves the residual as it was. With a dither, codes are integers and element 0 is
-/// its element `first`. Returns true when such an x was met.
+/// its element `first`. Returns true when such an x was found.
 inline bool encode_block_scalar(Code code, const float* grad, float* residual, std::size_t length,
                                 std::byte* scale_out, std::byte* codes, const Dither* dither,
                                 std::size_t first) noexcept {

@@ -1,9 +1,9 @@
-// QSGD: integers of 4 or 8 bits with a scale per bucket, rounded up or down by chance, so that their mean is
+// QSGD: integers of 4 or 8 bits with a scale per bucket, rounded up or down at random, so that their mean is
 // the gradient.
 //
 // Source: Alistarh, Grubic, Li, Tomioka and Vojnovic 2017, "QSGD: communication-efficient SGD via gradient
 // quantization and encoding", section 3.1 for the rounding, section 4 for buckets scaled by their maximum.
-// Ours: fixed widths in place of Elias codes; a residual, where the caller keeps one.
+// Deviations: fixed widths in place of Elias codes; a residual, if the caller keeps one.
 //
 // Threading: all functions are pure.
 #pragma once

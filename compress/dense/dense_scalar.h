@@ -1,4 +1,4 @@
-// What the codecs that send every element do to one element: the specification of dense_kernels.
+// The rule of the codecs that send every element, for one element: the specification of dense_kernels.
 //
 // Threading: all functions are pure.
 #pragma once
@@ -124,7 +124,7 @@ GRADWIRE_HOST_DEVICE inline Element encode_element(Format format, float x, float
 }
 
 /// Sends x = grad + residual and keeps x - sent. An x that is not finite leaves the residual as it was.
-/// Returns true when such an x was met, or one beyond the format. residual may be null.
+/// Returns true when such an x was found, or one beyond the format. residual may be null.
 inline bool encode_scalar(Format format, const float* grad, float* residual, std::size_t elements,
                           std::byte* out) noexcept {
   const std::size_t width = bytes_per_element(format);

@@ -1,8 +1,8 @@
-// What the codecs share whose sum is the float32 sum, in rank order, of what each payload decodes to: checks,
-// tiles and replies. Such a codec brings what differs: how a run is encoded, and how it is decoded.
+// The base of codecs whose sum is the float32 sum, in rank order, of the decoded payloads: checks, tiles and
+// replies. A derived codec adds how a run is encoded and decoded.
 //
-// Replies: kFp32 is the sum as n float32, kSame the codec's own format of sum + Server's residual. The length
-// of a payload depends on the number of elements alone.
+// Replies: kFp32 is the sum as n float32, kSame the codec's own format of sum + Server's residual. The
+// length of a payload depends on the number of elements alone.
 //
 // Threading and lifetime: as Codec. A thread that encodes replies keeps one unit of floats for that.
 #pragma once
@@ -57,7 +57,7 @@ class FloatSumCodec : public Codec {
 
  private:
   /// Encodes grad + residual (null: none) of whole units into their places in the payload `out`. position is
-  /// null where Server encodes a sum. Returns true when a NaN or infinity was met.
+  /// null where Server encodes a sum. Returns true when a NaN or infinity was found.
   virtual bool encode_run(const float* grad, float* residual, const Run& run, const Position* position,
                           std::byte* out) const = 0;
 

@@ -1,4 +1,4 @@
-// What CUDA there is: in this build, and on this machine.
+// The CUDA of this build, and the CUDA devices of this machine.
 //
 // Threading: all functions may be called from any thread.
 #pragma once

@@ -1,12 +1,10 @@
-// Device is what those who keep tensors on a device need beside the codecs' twins: memory on both sides,
+// Device has what code with tensors on a device needs besides the codecs' twins: memory on both sides,
 // copies, and the order of work on its streams.
 //
 // Threading: any thread that has called use(). Calls that take a stream enqueue work there and return;
-// open_stream(),
-//   the two allocations and finish() may block.
-// Lifetime: what is handed out goes back with its last owner, and must do so before the Device dies. Memory
-// must stay
-//   until the streams have passed the work that touches it.
+// open_stream(), the two allocations and finish() may block.
+// Lifetime: an object that a Device hands out is released with its last owner, which must be before the
+// Device dies. Memory must stay until the streams have passed the work that touches it.
 // Failure: std::runtime_error with the device's reason.
 #pragma once
 
@@ -45,7 +43,7 @@ class Device {
   virtual Memory allocate(std::size_t bytes) const = 0;
   /// Memory of the host that the device reads and writes, at the same address.
   virtual Memory allocate_pinned(std::size_t bytes) const = 0;
-  /// A stream that waits for no other unless told to.
+  /// A stream that does not wait for another one unless it is made to.
   virtual std::shared_ptr<const DeviceStream> open_stream() const = 0;
 
   /// Marks the end of what `handle`, a stream as in DeviceStream, has been given so far.

@@ -1,4 +1,4 @@
-// The checks that every DeviceCodec makes of the addresses that it is handed.
+// The checks of addresses that every DeviceCodec makes.
 //
 // Threading: all functions are pure.
 #pragma once

@@ -1,13 +1,13 @@
 // DeviceCodec is the twin of a Codec for floats that lie on a device: the same payloads, bit for bit, made
 // and read where the gradient is, so that only payloads cross to the host.
 //
-// Threading: immutable; every const method may run on many threads at once (on different buffers). A call
+// Threading: immutable; many threads may call every const method at once (on different buffers). A call
 // enqueues on its stream and returns: nothing waits, nothing is allocated.
 //
 // Lifetime: buffers must stay until the stream has passed the call. Spans hold device addresses unless said.
 //
-// Failure: what is wrong with arguments or bytes is thrown before anything is enqueued; what only a device
-// can see comes later, in DeviceReport. A device that refuses work is a std::runtime_error with its reason.
+// Failure: a wrong argument or wrong bytes throw before anything is enqueued. What only a device can detect
+// comes later, in DeviceReport. A device that refuses work is a std::runtime_error with its reason.
 #pragma once
 
 #include <cstddef>
@@ -67,7 +67,7 @@ class DeviceCodec {
   DeviceCodec(const DeviceCodec&) = delete;
   DeviceCodec& operator=(const DeviceCodec&) = delete;
 
-  /// The codec that this is the twin of: name, sizes, wire parameters, and what a host does with the
+  /// The codec of which this is the twin: name, sizes, wire parameters, and what a host does with the
   /// payloads.
   const Codec& codec() const noexcept { return *codec_; }
 

@@ -1,5 +1,4 @@
-// Where the values come from that a device encodes or decodes: floats, or payloads that are summed on the
-// way.
+// The values that a device encodes or decodes: floats, or payloads that are summed on the way.
 //
 // A source is a small value that a kernel copies. four(first, count) gives the elements of one item, at(i)
 // one element; both give what Codec::decode_sum() writes there, added in rank order.

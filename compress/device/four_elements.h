@@ -1,4 +1,4 @@
-// Four elements: what one work item of a device reads or writes at a time. Full items move as whole words,
+// Four elements: the unit that one work item of a device reads or writes. Full items move as whole words,
 // the last item of a run element by element.
 //
 // Threading: all functions are pure.

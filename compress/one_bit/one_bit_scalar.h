@@ -85,7 +85,7 @@ inline float above(float bound) noexcept {
 
 /// Encodes x = residual + grad (x = grad when residual is null; counted() where that is not finite), and
 /// keeps x - sent. Writes packed_bytes(elements) bytes, absent elements as 0. Returns true when a non-finite
-/// x was met.
+/// x was found.
 inline bool encode_scalar(const float* grad, float* residual, std::size_t elements, const SignCode& code,
                           std::byte* out) noexcept {
   bool nonfinite = false;

@@ -1,8 +1,9 @@
-// MXNet 2.0's one bit: +1 where gradient + residual is above a threshold, -1 elsewhere, the rest kept.
+// MXNet 2.0's one bit: +1 if gradient + residual is above a threshold, else -1; the residual keeps the rest.
 // Payloads are votes, so sums are integers.
 //
 // Replies: kExact is the number of +1 in bit planes, kSame the majority: one bit that stands for +-N, of sum
-// + Server's residual. Without a residual at Server that is signSGD's majority vote, where a tie goes down.
+// + Server's residual. Without a residual at Server that is signSGD's majority vote, where a tie counts as
+// -.
 //
 // Threading and lifetime: as Codec.
 #pragma once

@@ -1,6 +1,6 @@
-// Bf16Residuals is what a codec offers that can keep a residual in bfloat16 within its own pass: half the
-// memory to read and write for it. ErrorFeedback asks for it; other codecs' residuals it widens and rounds in
-// passes of their own.
+// Bf16Residuals is an ability of a codec that can keep a residual in bfloat16 within its own pass, which
+// halves the residual's memory traffic. ErrorFeedback uses it. For other codecs it widens and rounds the
+// residual in passes of its own.
 //
 // Threading and lifetime: as Codec.
 #pragma once

@@ -1,4 +1,4 @@
-// What the bits of a float32 say. Asked of the bits, so that no compiler's view of NaN matters.
+// Properties of a float32, read from its bits, so that no compiler's view of NaN matters.
 //
 // Threading: all functions are pure.
 #pragma once

@@ -1,6 +1,6 @@
-// GRADWIRE_HOST_DEVICE marks what a kernel calls too, so that CPU and GPU run the same lines. constexpr
-// functions need no mark: kernels are compiled with --expt-relaxed-constexpr. A constant has no address on a
-// device: std::min() and its like take it as a value, std::uint32_t{kConstant}.
+// GRADWIRE_HOST_DEVICE marks functions that kernels call, too, so that CPU and GPU run the same lines.
+// constexpr functions need no mark: kernels are compiled with --expt-relaxed-constexpr. A constant has no
+// address on a device: std::min() and similar functions take it as a value, std::uint32_t{kConstant}.
 #pragma once
 
 #ifdef __CUDACC__

@@ -1,7 +1,8 @@
-// IntegerSums is what a codec offers whose codes are integers: a library that adds integers (MPI, NCCL) may
-// sum a round, and the answer has the bits of one made from the payloads.
+// IntegerSums is an ability of a codec whose codes are integers. A library that adds integers (MPI, NCCL)
+// may sum a round, and the answer has the bits of one made from the payloads.
 //
-// A payload is then a head, which cannot be added and is gathered, and codes, each written as one integer.
+// A payload is then a head, which is gathered because it cannot be added, and codes, each written as one
+// integer.
 //
 // Threading and lifetime: as Codec.
 #pragma once
@@ -58,7 +59,8 @@ class IntegerSums {
   /// As Codec::decode_sum() of the payloads that were summed. Throws DecodeError for heads that do not go
   /// together and for sums that no codes have.
   virtual void decode_sum(const SummedRound& round, std::span<float> out) const = 0;
-  /// As Codec::encode_reply() likewise, with its bytes and its residual. Throws as decode_sum().
+  /// As Codec::encode_reply() of the payloads that were summed, with its bytes and its residual. Throws as
+  /// decode_sum().
   virtual Encoded encode_reply(const SummedRound& round, std::size_t elements, ReplyKind kind,
                                std::span<float> residual, std::span<std::byte> out) const = 0;
 

@@ -1,4 +1,4 @@
-// The checks that every codec makes of the payloads and spans it is handed.
+// The checks of payloads and spans that every codec makes.
 //
 // Threading: all functions are pure.
 #pragma once

@@ -1,4 +1,4 @@
-// Scales as a payload brings them: float32, one after the other.
+// Scales in a payload: float32, one after the other.
 //
 // Threading: all functions are pure.
 #pragma once

@@ -1,9 +1,9 @@
-// Segmented makes one codec of another for a run of several whole small tensors, so that they travel as one.
-// Each is a segment with codec units of its own: the bits are those of the tensors sent alone.
+// Segmented wraps a codec for a run of several whole small tensors, so that they travel as one payload. Each
+// tensor is a segment with codec units of its own: the bits are those of the tensors sent alone.
 //
 // Payload format: u32 number of segments | u32 zero | per segment u32 elements, u32 bytes | the segments'
-// payloads in the inner codec's format, each padded with zeros to a multiple of 8 bytes. Replies likewise.
-// Where a library sums (integer_sums.h), the head is the table and the segments' heads.
+// payloads in the inner codec's format, each padded with zeros to a multiple of 8 bytes. Replies have the
+// same form. Where a library sums (integer_sums.h), the head is the table and the segments' heads.
 //
 // Threading and lifetime: as Codec, and the inner codec outlives it. A call allocates one list of views.
 #pragma once
@@ -40,7 +40,7 @@ class Segmented final : public Codec, public IntegerSums {
   /// Units of all segments: the entries that scales have.
   std::size_t unit_count() const noexcept;
 
-  // For who encodes segments elsewhere, as a device does, and puts the payload together here.
+  // For a caller that encodes segments elsewhere, as a device does, and assembles the payload here.
 
   std::span<const std::uint32_t> segment_elements() const noexcept { return segment_elements_; }
   /// Where the segment begins that comes after `end` bytes of payload; the first comes after 0.

@@ -1,6 +1,6 @@
 // Random elements of each codec unit, the same on all ranks in a round, with error feedback. No index
-// travels: the payload says which round it is of, and who reads it draws the same elements. So sums stay as
-// short as a payload.
+// travels: the payload names its round, and the reader draws the same elements. So sums stay as short as a
+// payload.
 //
 // Payload: u64 step, u32 key, u32 first unit, then unit by unit the values, in the order drawn.
 //

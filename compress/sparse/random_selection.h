@@ -1,8 +1,9 @@
-// Which elements of a codec unit randomk sends: drawn without replacement, by counting, so that everybody who
-// knows the seed and the round knows them.
+// The elements of a codec unit that randomk sends: drawn without replacement, by counting. So everybody who
+// knows the seed and the round can draw them.
 //
-// Source: Wangni et al. 2018 and Stich et al. 2018, "Sparsified SGD with memory", for rand-k; Knuth, "The Art
-// of Computer Programming", volume 2, section 3.4.2, algorithm P (a shuffle that ends after the first k).
+// Source: Wangni et al. 2018 and Stich et al. 2018, "Sparsified SGD with memory", for rand-k; Knuth, "The
+// Art of Computer Programming", volume 2, section 3.4.2, algorithm P (a shuffle that ends after the first
+// k).
 //
 // Threading: one thread at a time; several objects are independent.
 #pragma once
@@ -19,7 +20,7 @@
 
 namespace gradwire::compress {
 
-/// What is drawn by: other numbers draw other elements.
+/// The inputs of a draw: other numbers draw other elements.
 struct DrawKey {
   std::uint32_t seed = 0;
   std::uint32_t key = 0;   ///< of the tensor

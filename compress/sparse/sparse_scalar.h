@@ -1,8 +1,8 @@
-// What codecs share that send a few elements of a codec unit: the specification of sparse_kernels, on every
-// target byte for byte, and which elements are the largest.
+// The rule of codecs that send a few elements of a codec unit: the specification of sparse_kernels, on every
+// target byte for byte. It says which elements are the largest.
 //
 // Source: Aji and Heafield 2017, "Sparse communication for distributed gradient descent"; Lin et al. 2018,
-// "Deep gradient compression", section 3. Ours: exact in each codec unit, ties to the lower index.
+// "Deep gradient compression", section 3. Deviation: exact in each codec unit, ties to the lower index.
 //
 // Threading: all functions are pure.
 #pragma once
@@ -30,7 +30,7 @@ GRADWIRE_HOST_DEVICE inline std::uint32_t magnitude_bits(float x) noexcept {
 }
 
 /// Writes x = residual + grad (x = grad when residual is null) to x, and to residual. An x that is not finite
-/// is 0 and leaves the residual as it was. Returns true when such an x was met.
+/// is 0 and leaves the residual as it was. Returns true when such an x was found.
 inline bool accumulate_scalar(const float* grad, float* residual, std::size_t elements, float* x) noexcept {
   bool nonfinite = false;
   for (std::size_t i = 0; i < elements; ++i) {

@@ -1,4 +1,4 @@
-// What codecs that send a part of the elements let a user choose: the part, and how a value travels.
+// Options of codecs that send a part of the elements: the part, and the format of a value.
 //
 // Threading: all functions are pure.
 #pragma once

@@ -1,4 +1,4 @@
-// Chance in place of rounding to nearest: the random numbers of a tensor's elements, each drawn by its place.
+// Random rounding: the random numbers of a tensor's elements, each drawn by its place.
 //
 // Threading: all functions are pure.
 #pragma once

@@ -1,9 +1,9 @@
-// Natural compression: every element becomes a power of two, the upper or the lower neighbour by chance, so
-// that the mean is the gradient. 9 bits: sign and exponent, what is left of a float without its fraction.
+// Natural compression: every element becomes a power of two, the upper or the lower neighbour at random, so
+// that the mean is the gradient. 9 bits: sign and exponent, a float without its fraction.
 //
 // Source: Horvath, Ho, Horvath, Sahu, Canini and Richtarik 2019, "Natural compression for distributed deep
-// learning", section 2. It adds at most an eighth to the second moment (theorem 1). Ours: a residual, where
-// the caller keeps one.
+// learning", section 2. It adds at most an eighth to the second moment (theorem 1). Deviation: a residual,
+// if the caller keeps one.
 //
 // Threading and lifetime: as Codec.
 #pragma once

@@ -47,7 +47,7 @@ GRADWIRE_HOST_DEVICE inline bool sign_at(const std::byte* signs, std::size_t i) 
 /// Encodes x = residual + grad (x = grad when residual is null) and keeps x - sent. An x that is not finite
 /// sends 0 and leaves the residual as it was. dither is null, to round to nearest, or applies from its
 /// element `first` on. Writes `elements` exponents and sign_bytes(elements) bytes of signs, absent ones 0.
-/// Returns true when such an x was met.
+/// Returns true when such an x was found.
 inline bool encode_scalar(const float* grad, float* residual, std::size_t elements, const Dither* dither,
                           std::size_t first, std::byte* exponents, std::byte* signs) noexcept {
   bool nonfinite = false;

@@ -1,5 +1,5 @@
-// Random numbers by counting: the numbers of a counter and a key are always the same, on every processor, in
-// any order, so nothing has to be kept or sent.
+// Random numbers by counting: a counter and a key give the same numbers on every processor and in any order.
+// So nothing has to be kept or sent.
 //
 // Source: Salmon, Moraes, Dror and Shaw 2011, "Parallel random numbers: as easy as 1, 2, 3", Philox4x32-10.
 //
@@ -22,8 +22,8 @@ inline constexpr std::uint32_t kMultiplier1 = 0xcd9e8d57;
 inline constexpr std::uint32_t kWeyl0 = 0x9e3779b9;
 inline constexpr std::uint32_t kWeyl1 = 0xbb67ae85;
 
-/// Who draws: the second word of the key, so that codecs with the same seed draw different numbers. Part of
-/// the payload format, never renumber.
+/// The purpose of a draw: the second word of the key, so that codecs with the same seed draw different
+/// numbers. Part of the payload format, never renumber.
 enum class Stream : std::uint32_t { kDither = 0, kRandomK = 1 };
 
 /// Four random words.

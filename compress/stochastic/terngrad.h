@@ -1,10 +1,10 @@
-// TernGrad: +s, 0 or -s an element, sent with probability |x| / s, so that the mean is the gradient where
-// nothing is clipped; s per codec unit.
+// TernGrad: an element is sent as +s, 0 or -s, with probability |x| / s, so that the mean is the gradient
+// where nothing is clipped. Each codec unit has an s.
 //
 // Source: Wen, Xu, Yan, Wu, Wang, Chen and Li 2017, "TernGrad: ternary gradients to reduce communication in
-// distributed deep learning", sections 3.1 and 4. Ours: s per codec unit in place of a layer; a residual,
-// where the caller keeps one, and for its sake a clip of 1.5 deviations in place of 2.5 (compress/README.md
-// says why); workers do not share s, so sums are not integers.
+// distributed deep learning", sections 3.1 and 4. Deviations: s per codec unit in place of a layer; a
+// residual, if the caller keeps one, and for its sake a clip of 1.5 deviations in place of 2.5
+// (compress/README.md says why); workers do not share s, so sums are not integers.
 //
 // Threading and lifetime: as Codec.
 #pragma once

@@ -69,7 +69,7 @@ inline constexpr float kToNearest = 0.5f;
 /// Encodes x = residual + grad (x = grad when residual is null) as codes of 2bit and keeps x - sent. An x
 /// that is not finite sends 0 and leaves the residual as it was. dither is null, to round to nearest, or
 /// applies from its element `first` on. Writes two_bit::packed_bytes(elements) bytes, absent elements as 00.
-/// Returns true when such an x was met.
+/// Returns true when such an x was found.
 inline bool encode_scalar(const float* grad, float* residual, std::size_t elements, float scale,
                           const Dither* dither, std::size_t first, std::byte* codes) noexcept {
   const float inverse = inverse_of(scale);

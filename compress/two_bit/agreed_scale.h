@@ -1,8 +1,8 @@
-// How a Server turns the workers' sums of |gradient + residual| into the next round's threshold and level,
-// and its own sums into those of a reply.
+// How a Server computes the next round's threshold and level from the workers' sums of |gradient +
+// residual|, and those of a reply from its own sums.
 //
 // Everything is computed in double, converted to float32, then to 8 significant bits, each time to nearest
-// even; so all parties who hold the same sums agree to the bit, and k * level is exact for |k| < 2^16.
+// even. So all parties that have the same sums agree to the bit, and k * level is exact for |k| < 2^16.
 //
 // Threading: all functions are pure.
 #pragma once

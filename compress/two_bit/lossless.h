@@ -1,14 +1,14 @@
-// A lossless stage around 2-bit codes: quiet gradients are mostly zeros, and need far less than 2 bits then.
+// A lossless stage around 2-bit codes: quiet gradients are mostly zeros, and need far less than 2 bits.
 //
 // Threading: all functions are pure; they allocate nothing.
 //
-// Every codec unit takes the smallest of three forms, which its number of sent elements alone decides: the
-// codes as they are, a bitmap of sent elements and their signs, or the sent elements' positions, ascending,
+// Every codec unit takes the smallest of three forms. Its number of sent elements alone decides: the codes
+// as they are, a bitmap of sent elements and their signs, or the positions of the sent elements, ascending,
 // in the code of Elias and Fano. The layout is in compress/FORMAT.md, "Lossless stage".
 //
 // With p the share of sent elements the forms take 2, 1 + p, and at most p * (2 + ceil(log2(1/p))) + p bits
 // an element. The smallest is within 1.19 of the entropy H(p) + p of independent elements whose signs are
-// even, in whatever order the elements come. Signs take a bit each: where they all agree, that is p too much.
+// even, in whatever order the elements come. Signs take a bit each: if they all agree, that is p too much.
 //
 // Sources: Elias 1974, "Efficient storage and retrieval by content and address of static files"; Fano 1971.
 #pragma once

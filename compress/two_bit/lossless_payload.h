@@ -1,5 +1,5 @@
-// The lossless stage (lossless.h) around whole payloads and own-name replies of 2bit: what stands before the
-// codes stays as it is, the codes are rewritten. Whoever sends them says so beside them; a frame has a flag.
+// The lossless stage (lossless.h) around whole payloads and own-name replies of 2bit. The bytes before the
+// codes stay, the codes are rewritten. The sender marks such payloads: a frame has a flag for it.
 //
 // Threading: all functions are pure; they allocate nothing.
 #pragma once

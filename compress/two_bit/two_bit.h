@@ -1,4 +1,4 @@
-// Two bits an element: +level, -level or nothing, the rest kept as a residual for later rounds.
+// Two bits per element: +level, -level or nothing; the residual keeps the rest for later rounds.
 //
 // TwoBitFixed has MXNet's rule and MXNet's bytes: one threshold, which is also the level. threshold=auto
 // makes a TwoBitAuto (two_bit_auto.h).

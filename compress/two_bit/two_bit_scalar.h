@@ -27,7 +27,7 @@ enum class NonFinite : std::uint8_t {
   kMxnet,  ///< follows the plain rule as MXNet does: the residual is NaN or infinite from then on
 };
 
-/// What a user wants around payloads. Concerns who sends them, not the codec.
+/// What a user wants done around payloads. It concerns the sender, not the codec.
 enum class Stage : std::uint8_t { kNone, kLossless };
 
 /// When an element is sent and what it then stands for.
@@ -112,7 +112,7 @@ GRADWIRE_HOST_DEVICE inline int code_at(const std::byte* packed, std::size_t i) 
 
 /// Encodes x = residual + grad (x = grad when residual is null) and keeps x - sent. Writes
 /// packed_bytes(elements) bytes, absent elements as 00. Adds to *sums unless it is null. Returns true when a
-/// non-finite x was met.
+/// non-finite x was found.
 inline bool encode_scalar(const float* grad, float* residual, std::size_t elements,
                           const Quantiser& quantiser, std::byte* out, UnitSums* sums) noexcept {
   const float threshold = quantiser.effective_threshold();
@@ -222,7 +222,7 @@ inline void counts_to_planes_scalar(const std::uint8_t* counts, std::size_t elem
   to_planes_scalar(elements, ways, out, [&](std::size_t i) { return std::uint32_t{counts[i]}; });
 }
 
-/// Reads bit planes back and writes fl(k * level). Returns the largest count met, absent elements included;
+/// Reads bit planes back and writes fl(k * level). Returns the largest count found, absent elements included;
 /// it is at most 2 * ways unless the bytes are bad.
 inline std::uint32_t planes_to_floats_scalar(const std::byte* planes, std::size_t ways, std::size_t elements,
                                              float level, float* out) noexcept {
