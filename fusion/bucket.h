@@ -1,8 +1,8 @@
 // BucketLayout: which tensors are sealed and sent together. Slots are tensors in the order of declaration
-// (front layer first); a bucket is a run of slots in the *reverse* order, as backward() produces them, or of
-// those among them that belong together.
+// (front layer first). A bucket is a run of slots in the *reverse* order, as backward() produces them, or of
+// those among them that belong to one group.
 //
-// Threading: BucketLayout is a value. BucketCountdown is lock-free: arrive() may be called from any thread.
+// Threading: BucketLayout is a value. BucketCountdown is lock-free: any thread may call arrive().
 #pragma once
 
 #include <atomic>
@@ -30,16 +30,16 @@ struct BucketLayout {
 BucketLayout fuse(std::span<const std::uint64_t> slot_bytes, std::uint64_t min_bytes,
                   std::span<const std::uint32_t> groups = {});
 
-/// Says who seals a bucket: the caller whose slot was the last one missing.
+/// Decides which caller seals a bucket: the one whose slot was the last one missing.
 class BucketCountdown {
  public:
   explicit BucketCountdown(const BucketLayout& layout);
   BucketCountdown(const BucketCountdown&) = delete;
   BucketCountdown& operator=(const BucketCountdown&) = delete;
 
-  /// Marks one slot of a bucket ready. Returns true for exactly one caller per bucket and step, the one that
-  /// sealed it, to whom all that the others wrote before is visible. The next step may begin at once. Marking
-  /// a slot twice in a step is the caller's bug (see Engine::mark_ready). Requires bucket <
+  /// Marks one slot of a bucket ready. Returns true for exactly one caller per bucket and step. That caller
+  /// seals the bucket and sees everything that the others wrote before. The next step may begin at once.
+  /// Marking a slot twice in a step is the caller's bug (see Engine::mark_ready). Requires bucket <
   /// layout.buckets.size().
   bool arrive(std::uint32_t bucket) noexcept;
 

@@ -1,7 +1,7 @@
-// FluidLanes: transfers that share a link and all advance at the same rate, as flows of equal weight do. Each
-// lane is a first-in first-out pipe, as a socket is.
+// FluidLanes: transfers that share a link and all advance at the same rate, as flows of equal weight do.
+// Each lane is a first-in first-out pipe, as a socket is.
 //
-// Threading: none of its own. Times are simulated seconds, handed in by the caller and never falling.
+// Threading: none of its own. The caller passes times, simulated seconds that never fall.
 #pragma once
 
 #include <compare>

@@ -1,8 +1,8 @@
-// NetworkModel: hosts behind equal full-duplex links of a switch that is never the limit, and how flows share
-// them.
+// NetworkModel: hosts behind equal full-duplex links of a switch that is never the limit, and how flows
+// share them.
 //
-// All workers do the same at the same time, so one stands for all: N workers' flows to a server, or a
-// server's to its N workers, are one number with weight N. Flows share links max-min fairly, as TCP flows of
+// All workers do the same at the same time, so one stands for all: the flows of N workers to a server, or of
+// a server to its N workers, are one number with weight N. Flows share links max-min fairly, as TCP flows of
 // equal round trips do on average.
 //
 // Threading: values and pure functions.

@@ -1,4 +1,5 @@
-// The schedule's lower bound: the least seconds that a step of training can take, whatever is sent when.
+// The lower bound of a schedule: the least seconds that a step of training can take, in whatever order
+// gradients are sent.
 //
 // Threading: pure functions.
 #pragma once
@@ -8,7 +9,7 @@
 
 namespace gradwire::fusion {
 
-/// One layer of a step on one worker, and what its gradient costs: seconds for which the busiest link is
+/// One layer of a step on one worker, and the cost of its gradient: seconds for which the busiest link is
 /// busy with its push and its sum.
 struct LayerLoad {
   double forward_seconds = 0;

@@ -1,10 +1,10 @@
-// SendQueue decides what goes next: highest priority first, first come first served among equals, and never
-// more than `credit` bytes on their way to any one destination, so that an urgent piece never waits behind a
-// long queue. The same class orders a worker's pushes, a server's replies and the simulator's.
+// SendQueue decides what is sent next: highest priority first, first come first served among equals. It
+// never has more than `credit` bytes in flight to any one destination, so that an urgent piece never waits
+// behind a long queue. The same class orders a worker's pushes, a server's replies and the simulator's.
 //
-// Nothing waits for ever: what has waited longest for a destination takes its turn once pieces that have
-// overtaken it before overtake it by another kPatienceBytes. In synchronous training a piece overtakes
-// another once a step, so its order is that of the priorities alone.
+// Nothing waits for ever. The piece that has waited longest for a destination takes its turn when pieces
+// that had overtaken it before overtake it by another kPatienceBytes. In synchronous training a piece
+// overtakes another once a step, so priorities alone decide.
 //
 // Threading: none of its own; the owner's thread calls it.
 #pragma once
@@ -45,7 +45,7 @@ class SendQueue {
   /// may go now. Costs one look at each destination.
   std::optional<SendItem> pop();
 
-  /// Gives back what a popped item occupied (its reply came).
+  /// Returns the credit of a popped item.
   void release(std::uint32_t destination, std::uint64_t bytes);
 
   /// Destination that pop() favours first, then those after it; rank r of a job starts at r, or all would hit

@@ -1,7 +1,7 @@
-// Cores that compute, codecs, sums and the network share: how fast work advances where there are fewer cores
-// than threads. All that runs advances at one rate, as threads of equal weight do under a fair scheduler.
+// Cores that computation, codecs, sums and the network share: how fast work advances if there are fewer
+// cores than threads. Everything advances at one rate, as threads of equal weight do under a fair scheduler.
 //
-// Threading: none of its own. Times are simulated seconds, handed in by the caller and never falling.
+// Threading: none of its own. The caller passes times, simulated seconds that never fall.
 #pragma once
 
 #include <compare>

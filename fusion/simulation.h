@@ -1,11 +1,11 @@
-// Simulation: steps of training in simulated time, with the store's own decisions: plan_step() cuts and
-// places the layers, a SendQueue orders a worker's pushes and another each server's replies.
+// Simulation: steps of training in simulated time, with the store's own decisions. plan_step() cuts and
+// places the layers. A SendQueue orders a worker's pushes, and another one each server's replies.
 //
-// One worker stands for all of them, which are alike and begin together (network_model.h says how their flows
-// add up); every server is simulated, because they own different parts. So N costs nothing with servers apart
-// and a server each with peers. Where a machine has fewer cores than threads, all that runs there is slower
-// (shared_cores.h). What this leaves out: workers that are slower than others, unequal flows and lost
-// packets.
+// One worker stands for all of them, which are alike and begin together (network_model.h says how their
+// flows add up). Every server is simulated, because they own different parts. So the number of workers costs
+// nothing with servers apart, and one server each with peers. Where a machine has fewer cores than threads,
+// everything on it is slower (shared_cores.h). The simulation leaves out slow workers, unequal flows and
+// lost packets.
 //
 // Threading: pure; no clock, no thread, no I/O. Equal setups give equal results.
 #pragma once

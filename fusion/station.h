@@ -1,4 +1,4 @@
-// Station: threads that take jobs, the urgent ones first, as CodecPool's do, in simulated time.
+// Station: threads that take jobs, urgent ones first, as those of CodecPool, in simulated time.
 //
 // Threading: none of its own.
 #pragma once

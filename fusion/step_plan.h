@@ -1,5 +1,5 @@
-// StepPlan: what travels in a step: layers become keys, keys become parts, each at home on a server, as the
-// store decides it for tensors that are bound as slots.
+// StepPlan: what is sent in a step. Layers become keys, keys become parts, and each part has a home on a
+// server, as the store decides for tensors that are bound as slots.
 //
 // Threading: pure functions.
 #pragma once
