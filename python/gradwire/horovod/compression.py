@@ -1,11 +1,11 @@
-"""How gradients travel: Horovod's `none` and `fp16`, and every codec of gradwire's.
+"""Compression of gradients: Horovod's `none` and `fp16`, and every codec of gradwire.
 
     hvd.DistributedOptimizer(optimizer, named_parameters=..., compression=hvd.Compression.two_bit)
     hvd.DistributedOptimizer(..., compression=hvd.Compression.codec("int8"))
 
-Horovod's two change a tensor before it is summed and back after it, so the sum is of what they made of it. A codec has
-payloads that cannot be added as they are: the store decodes, sums in float32 and encodes the answer, and keeps what was
-not sent for the tensor's next sum (error feedback), by the operation's name.
+Horovod's two convert a tensor before the sum and back after it. Payloads of a codec cannot be added as they are: the
+store decodes, sums in float32 and encodes the reply. It keeps residuals by the operation's name, for the tensor's next
+sum (error feedback).
 """
 
 from __future__ import annotations

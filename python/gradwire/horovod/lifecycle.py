@@ -1,4 +1,4 @@
-"""init() to shutdown(), and what a rank can ask about its job in between."""
+"""init() to shutdown(), and what a rank can ask about its job."""
 
 from __future__ import annotations
 
@@ -15,18 +15,22 @@ from gradwire.stores.default_store import default_store
 def begin(
     library: ArrayLibrary, comm: Any = None, process_sets: Iterable[ProcessSet] | str | None = None
 ) -> None:
-    """Joins the job, by the store that this process has created, or else by one that is opened. A collective of all
-    ranks; no-op where it has been called, and shutdown() not since.
+    """Joins the job. A collective of all ranks.
+
+    It uses the store that this process has created, else it opens one: `dist_sync` if the job has servers, `allreduce`
+    if not. Does nothing if init() was called already, and shutdown() has not been called since.
 
     Args:
-        library: of the tensors that operations will be on.
-        comm: Horovod's, of some of a launcher's ranks. Ranks are the launcher's here; None, or a list of all.
-        process_sets: to add. Horovod's "dynamic" is always so: add_process_set() can be called any time.
+        library: the array library of the tensors.
+        comm: None, or a list of all ranks. Horovod also takes some of a launcher's ranks; here ranks are the
+            launcher's. Default: None.
+        process_sets: process sets to add. As with Horovod's "dynamic", add_process_set() may be called at any time.
+            Default: None.
 
     Raises:
-        ValueError: comm is of other ranks; a process set that cannot be; a store without exact collectives; init() was
-            called for another framework.
-        gradwire.TimeoutError: not every rank appeared in time; names those missing.
+        ValueError: comm has other ranks; a process set that is not possible; a store without exact collectives; init()
+            was called for another framework.
+        gradwire.TimeoutError: not every rank joined in time; names the missing ones.
     """
     if session.exists():
         session.require_library(library)
@@ -45,63 +49,63 @@ def begin(
 
 
 def shutdown() -> None:
-    """Leaves: what is under way fails on all ranks, and so does what they submit until all have called init() again.
-    Waits until they have heard, which they do with their next operation or their own shutdown(). No-op where init() was
-    not called.
+    """Leaves the session. Operations in progress fail on all ranks, and so do new ones, until all have called init()
+    again.
 
-    The process stays in its job, so that init() can follow, and leaves it at its end.
+    It waits until the other ranks have noticed, in their next operation or their own shutdown(). Does nothing if init()
+    was not called. The process stays in its job, so that init() can follow, and leaves the job when it exits.
     """
     session.end()
 
 
 def is_initialized() -> bool:
-    """Whether init() has been called, and shutdown() not since."""
+    """Returns True if init() was called, and shutdown() was not since."""
     return session.exists()
 
 
 def rank() -> int:
-    """This rank's number, from 0. Raises ValueError before init(), as all that follow do."""
+    """Returns this rank's number, from 0. Raises ValueError before init()."""
     return session.current().topology.rank
 
 
 def size() -> int:
-    """How many ranks the job has."""
+    """Returns the number of ranks of the job. Raises ValueError before init()."""
     return session.current().topology.size
 
 
 def local_rank() -> int:
-    """This rank's number among those of its host."""
+    """Returns this rank's number among those of its host, from 0. Raises ValueError before init()."""
     return session.current().topology.local_rank
 
 
 def local_size() -> int:
-    """How many ranks its host has."""
+    """Returns the number of ranks on this host. Raises ValueError before init()."""
     return session.current().topology.local_size
 
 
 def cross_rank() -> int:
-    """This rank's number among those with its local_rank()."""
+    """Returns this rank's number among the ranks with its local_rank(). Raises ValueError before init()."""
     return session.current().topology.cross_rank
 
 
 def cross_size() -> int:
-    """How many ranks have its local_rank()."""
+    """Returns how many ranks have its local_rank(). Raises ValueError before init()."""
     return session.current().topology.cross_size
 
 
 def is_homogeneous() -> bool:
-    """Whether all hosts have as many ranks."""
+    """Returns True if all hosts have equally many ranks. Raises ValueError before init()."""
     return session.current().topology.is_homogeneous
 
 
 def start_timeline(file_path: str, mark_cycles: bool = False) -> None:
-    """Has rank 0 note when each of its operations is negotiated and run; a file that was begun before is ended.
+    """Makes rank 0 record when each of its operations is negotiated and run. Ends an earlier recording.
 
     Args:
-        file_path: to which stop_timeline(), or shutdown(), writes it, as a trace for chrome://tracing or Perfetto.
-        mark_cycles: rounds of negotiation are in it too.
+        file_path: file that stop_timeline(), or shutdown(), writes: a trace for chrome://tracing or Perfetto.
+        mark_cycles: also record rounds of negotiation. Default: False.
 
-    Raises: OSError: rank 0 cannot write it.
+    Raises: OSError: rank 0 cannot write the file.
     """
     session.start_timeline(file_path, marks_cycles=mark_cycles)
 
@@ -112,50 +116,50 @@ def stop_timeline() -> None:
 
 
 def mpi_threads_supported() -> bool:
-    """False: no MPI is linked here; under mpirun ranks still reach each other, by sockets."""
+    """Returns False: no MPI is linked here. Under mpirun, ranks reach each other by sockets."""
     return False
 
 
 def mpi_built() -> bool:
-    """False; see mpi_threads_supported()."""
+    """Returns False; see mpi_threads_supported()."""
     return False
 
 
 def mpi_enabled() -> bool:
-    """False; see mpi_threads_supported()."""
+    """Returns False; see mpi_threads_supported()."""
     return False
 
 
 def gloo_built() -> bool:
-    """False: what is Gloo's in Horovod, gradwire's own transport does here."""
+    """Returns False: gradwire's own transport takes the place of Gloo."""
     return False
 
 
 def gloo_enabled() -> bool:
-    """False; see gloo_built()."""
+    """Returns False; see gloo_built()."""
     return False
 
 
 def nccl_built() -> int:
-    """0, as Horovod says where it has no NCCL: tensors of a GPU are summed on the host."""
+    """Returns 0, as Horovod without NCCL does: tensors on a GPU are summed on the host."""
     return 0
 
 
 def ddl_built() -> bool:
-    """False."""
+    """Returns False."""
     return False
 
 
 def ccl_built() -> bool:
-    """False."""
+    """Returns False."""
     return False
 
 
 def cuda_built() -> bool:
-    """False; see nccl_built()."""
+    """Returns False; see nccl_built()."""
     return False
 
 
 def rocm_built() -> bool:
-    """False."""
+    """Returns False."""
     return False

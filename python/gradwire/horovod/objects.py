@@ -26,13 +26,14 @@ def broadcast_object(
     """Gives every member one rank's object.
 
     Args:
-        obj: anything that can be pickled; of other ranks than the root it does not matter.
-        root_rank: a rank of the job.
-        name, process_set: as in allreduce(). Default of name: broadcast_object.
+        obj: anything that can be pickled; ignored on ranks other than the root.
+        root_rank: rank of the job.
+        name: name by which ranks match operations. Default: "broadcast_object".
+        process_set: the ranks that take part, as in allreduce().
 
-    Returns: obj itself on the root, elsewhere a copy of the root's.
+    Returns: obj itself on the root, a copy of it elsewhere.
 
-    Raises: as broadcast(); on the root what cannot be pickled (before anything is sent).
+    Raises: as broadcast(); on the root also what pickling raises, before anything is sent.
     """
     name = "broadcast_object" if name is None else name
     is_root = session.current().store.rank == root_rank
@@ -47,18 +48,21 @@ def broadcast_object(
 def allgather_object(
     obj: Any, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> list[Any]:
-    """Gives every member the objects of all, in rank order.
+    """Gives every member the objects of all members, in rank order.
 
     Args:
         obj: anything that can be pickled.
-        name, process_set: as in allreduce(). Default of name: allgather_object.
+        name: name by which ranks match operations. Default: "allgather_object".
+        process_set: the ranks that take part, as in allreduce().
+
+    Returns: the list of objects.
     """
     name = "allgather_object" if name is None else name
     return [pickle.loads(data) for data in allgather_bytes(_pickled(obj), name, process_set)]
 
 
 def allgather_bytes(data: bytes, name: str, process_set: ProcessSet = global_process_set) -> list[bytes]:
-    """Gives every member the bytes of all, in rank order, as they are: for what gradwire itself says to ranks."""
+    """Gives every member the bytes of all members, in rank order. For gradwire's own messages."""
     sizes = _from_all(f"{name}.sizes", len(data).to_bytes(8, "little"), process_set)
     gathered = _from_all(f"{name}.bytes", data, process_set)
     ends = np.cumsum(np.frombuffer(sizes, "<u8")).tolist()

@@ -9,7 +9,7 @@ from gradwire.horovod.request import GLOBAL_SET, Request
 
 
 class ProcessSet:
-    """Ranks that operate together: given to init() or add_process_set(), and then to operations.
+    """Ranks that operate together. Pass it to init() or add_process_set(), and then to operations.
 
     Attributes:
         process_set_id: its number; None before it is added, and after it is removed or shutdown() is called.
@@ -31,15 +31,15 @@ class ProcessSet:
         self.process_set_id: int | None = None
 
     def included(self) -> bool:
-        """Whether this process is a member."""
+        """Returns True if this process is a member."""
         return session.current().store.rank in self.members()
 
     def size(self) -> int | None:
-        """How many members it has; None where it is not added."""
+        """Returns the number of members; None if the set is not added."""
         return None if self.process_set_id is None else len(self.members())
 
     def rank(self) -> int | None:
-        """This process's place among the members; None where it is none, or the set is not added."""
+        """Returns this process's place among the members; None if it is not a member, or the set is not added."""
         members, own = self.members(), session.current().store.rank
         return members.index(own) if self.process_set_id is not None and own in members else None
 
@@ -77,11 +77,11 @@ global_process_set: ProcessSet = _GlobalSet()
 def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
     """Adds a process set. Every rank calls it, members or not, with the same ranks.
 
-    Returns: process_set, or the one made of these ranks.
+    Returns: process_set, or a new one of these ranks.
 
     Raises:
-        ValueError: there is one of these ranks, or a rank is not in this job.
-        HorovodInternalError: ranks give different sets.
+        ValueError: there is a set of these ranks, or a rank is not in this job.
+        HorovodInternalError: ranks pass different sets.
     """
     added = process_set if isinstance(process_set, ProcessSet) else ProcessSet(process_set)
     now = session.current()
@@ -98,8 +98,9 @@ def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
 
 
 def remove_process_set(process_set: ProcessSet) -> bool:
-    """Removes a process set; what waits in it fails. Every rank calls it. Returns False for one that is not there,
-    and for the global one.
+    """Removes a process set; operations that wait in it fail. Every rank calls it.
+
+    Returns: True; False for a set that does not exist, and for the global one.
     """
     identity = process_set.process_set_id
     if identity is None or identity == GLOBAL_SET:

@@ -1,4 +1,4 @@
-"""What operations of all frameworks do: name their process set; poll and synchronize what was submitted; meet."""
+"""Operations of all frameworks: process sets, poll(), synchronize(), join() and barrier()."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from gradwire.horovod.request import Request
 def identity_of(verb: str, process_set: ProcessSet) -> int:
     """Returns the id of a process set that this rank is a member of.
 
-    Raises: ValueError: it is none, or the set has not been added.
+    Raises: ValueError: it is not a member, or the set has not been added.
     """
     if process_set.process_set_id is None:
         raise ValueError(
@@ -28,7 +28,7 @@ def identity_of(verb: str, process_set: ProcessSet) -> int:
 
 
 def poll(handle: int) -> bool:
-    """Tells whether synchronize() would return at once.
+    """Returns True if synchronize() would return at once.
 
     Raises: ValueError: there is no such handle, or it has been synchronized.
     """
@@ -36,8 +36,9 @@ def poll(handle: int) -> bool:
 
 
 def synchronize(handle: int) -> Any:
-    """Waits for an operation. Returns its result: a tensor, or what the operation's own function returns. After a
-    Ctrl-C it can be called again.
+    """Waits for an operation. After a Ctrl-C it can be called again.
+
+    Returns: the result: a tensor, or what the operation's own function returns.
 
     Raises:
         ValueError: there is no such handle, or it has been synchronized.
@@ -65,27 +66,30 @@ def _handle(number: int) -> Handle:
 
 
 def join(device: int = -1) -> int:
-    """Says that this rank has no data left: the others' allreduces go on as if it gave zeros, until all have joined.
+    """Tells the others that this rank has no data left. Their allreduces continue as if it gave zeros, until all have
+    joined.
 
-    Meanwhile every other operation but barrier() fails, on the ranks that ask for it.
+    Meanwhile every other operation but barrier() fails, on the ranks that call it.
 
     Args:
-        device: of Horovod's; not needed here.
+        device: not used. Default: -1.
 
-    Returns: the rank that joined last, the same on all.
+    Returns: the rank that joined last, the same on all ranks.
     """
     return session.current().join()
 
 
 def barrier(process_set: ProcessSet = global_process_set) -> None:
-    """Waits until every member of the set is here; operations that were submitted before may still be under way."""
+    """Waits until every member of the set has called it. Operations that were submitted before may still be in
+    progress.
+    """
     now = session.current()
     identity = identity_of("barrier", process_set)
     now.ask(Request("barrier", now.name("barrier", identity), identity))
 
 
 def call_together(name: str, function: Callable[[], Any]) -> Any:
-    """Runs a function that makes collectives of the store, on all ranks at the same place among their operations.
+    """Runs a function that calls collectives of the store, on all ranks at the same place among their operations.
 
     Raises: what the function raises.
     """

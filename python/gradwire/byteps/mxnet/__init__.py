@@ -1,4 +1,4 @@
-"""BytePS's MXNet interface, on gradwire's store.
+"""BytePS's MXNet interface on gradwire's store, for MXNet 1.9.
 
     import gradwire.byteps.mxnet as bps                      # before `import mxnet`
 
@@ -8,8 +8,8 @@
         compression_params={"compressor": "onebit", "scaling": True, "ef": "vanilla"},
     )
 
-Started by `gradwire run`, mpirun, srun or a DMLC tracker. For MXNet 1.9. What differs from BytePS in meaning is in
-python/docs/howto/from_byteps.md.
+Start it with `gradwire run`, mpirun, srun or a DMLC tracker. python/docs/howto/from_byteps.md lists what differs from
+BytePS in meaning.
 
 Source: byteps/mxnet of BytePS 0.2.5 for names, arguments and their defaults.
 """

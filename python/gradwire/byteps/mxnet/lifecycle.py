@@ -1,4 +1,4 @@
-"""init() for sums of MXNet's NDArrays; what follows it knows no framework."""
+"""init() for sums of MXNet's NDArrays. Everything else is independent of the framework."""
 
 from __future__ import annotations
 
@@ -6,23 +6,24 @@ from gradwire.horovod.mxnet import lifecycle
 
 
 def init(lazy: bool = True) -> None:
-    """Joins the job, by the store that this process has created, or else by one that is opened: `dist_sync` where the
-    job has servers, `allreduce` where it has none. A collective of all ranks; no-op where it has been called, and
-    shutdown() not since.
+    """Joins the job. A collective of all ranks.
+
+    It uses the store that this process has created, else it opens one: `dist_sync` if the job has servers, `allreduce`
+    if not. Does nothing if init() was called already, and shutdown() has not been called since.
 
     Args:
-        lazy: BytePS's, which may join in the background. This returns when all ranks are there, whatever it is.
+        lazy: not used: BytePS may join in the background; here it returns when all ranks have joined. Default: True.
 
     Raises:
         ValueError: a store without exact collectives; init() was called for another framework.
-        gradwire.TimeoutError: not every rank appeared in time; names those missing.
+        gradwire.TimeoutError: not every rank joined in time; names the missing ones.
     """
     lifecycle.init()
 
 
 def shutdown() -> None:
-    """Leaves, once this rank's sums are over; those that others wait for then fail on all ranks.
+    """Leaves the session when this rank's sums are complete. Sums that others wait for then fail on all ranks.
 
-    No-op where init() was not called. The process stays in its job, so that init() can follow.
+    Does nothing if init() was not called. The process stays in its job, so that init() can follow.
     """
     lifecycle.shutdown()

@@ -1,4 +1,4 @@
-"""DistributedOptimizer as BytePS has it: step() waits for the ranks' mean gradients."""
+"""BytePS's DistributedOptimizer: step() waits for the ranks' mean gradients."""
 
 from __future__ import annotations
 
@@ -20,25 +20,26 @@ def DistributedOptimizer(
     compression: Any = Compression.none,
     backward_passes_per_step: int = 1,
 ) -> Any:
-    """Makes an optimizer whose step() is on the ranks' mean gradients, which are summed while backward() runs, front
-    layers' first.
+    """Wraps an optimizer so that step() uses the ranks' mean gradients, which are summed while backward() runs.
 
-    An instance of the given optimizer's class that shares its parameter groups and state; use it from here on.
+    Front layers are sent first. The result is an instance of the given optimizer's class and shares its parameter
+    groups and state. Use the result, and no longer the optimizer that was given.
 
     Args:
         optimizer: any torch.optim.Optimizer. One that is distributed already is taken over.
         named_parameters: model.named_parameters(). Their sums are named "Gradient.NAME". Default: by number.
-        compression: bps.Compression.none or fp16, or a codec of gradwire's: "2bit", bps.Compression.codec("int8").
-            With a codec parameters of one dimension travel uncompressed.
-        backward_passes_per_step: calls of backward() whose gradients are added up before they are sent.
+        compression: bps.Compression.none or fp16, or a codec of gradwire: "2bit", bps.Compression.codec("int8"). With a
+            codec, parameters with one dimension are not compressed. With Adam and AdamW use "int8": 2bit and 1bit lose
+            accuracy with them. Default: none.
+        backward_passes_per_step: calls of backward() whose gradients are added up before they are sent. Default: 1.
 
-    The result has, besides: synchronize(), which waits for the sums; skip_synchronize(), a context in which step() does
-    not wait, for gradients that were clipped or unscaled (GradScaler) after synchronize();
-    set_backward_passes_per_step(). Where p.grad was changed between backward() and synchronize(), a RuntimeWarning
-    names the first such parameter: the change is lost.
+    Returns: the optimizer. It also has synchronize(), which waits for the sums; skip_synchronize(), a context in which
+        step() does not wait, for gradients that were clipped or unscaled (GradScaler) after synchronize(); and
+        set_backward_passes_per_step(). If p.grad was changed between backward() and synchronize(), a RuntimeWarning
+        names the first such parameter, and the change is lost.
 
     Raises:
-        ValueError: names that are not unique or not complete, an argument that is not valid, or no init().
+        ValueError: names that are not unique or not complete, an argument that is not valid, or init() was not called.
     """
     require_init("DistributedOptimizer")
     named = None if named_parameters is None else [_gradient(pair) for pair in named_parameters]

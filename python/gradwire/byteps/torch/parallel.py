@@ -1,8 +1,8 @@
-"""DistributedDataParallel as BytePS has it: backward() returns with the ranks' mean gradients.
+"""BytePS's DistributedDataParallel: backward() returns with the ranks' mean gradients.
 
     from gradwire.byteps.torch.parallel import DistributedDataParallel
 
-PyTorch's own, with gradwire's codecs by its hook, is the better one where a process group can be had: gradwire.torch.
+If the job has a torch process group, prefer torch's DistributedDataParallel with the hook of gradwire.torch.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class DistributedDataParallel(torch.nn.Module):
     """A module with rank 0's weights on all ranks, whose gradients are the ranks' means after backward().
 
     Attributes:
-        module: what was wrapped.
+        module: the wrapped module.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class DistributedDataParallel(torch.nn.Module):
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Has backward() keep gradients local; the first one after it sends what has been added up."""
+        """Keeps gradients local inside the block. The first backward() after it sends what was added up."""
         self._is_local = True
         self._exchange.set_backward_passes_per_step(NEVER)
         try:
@@ -86,7 +86,8 @@ class DistributedDataParallel(torch.nn.Module):
     def synchronize(self) -> None:
         """Waits for the sums since the last forward() or backward().
 
-        backward() has done so, unless it has reached no parameter of this rank's: others' sums need its zeros then.
+        backward() does so, unless it reached no parameter of this rank; the other ranks' sums then need this rank's
+        zeros.
 
         Raises: RuntimeError: a sum has failed, on all ranks; says why.
         """

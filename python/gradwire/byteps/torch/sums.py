@@ -1,6 +1,6 @@
-"""push_pull: sums and means of all ranks' tensors of one name.
+"""push_pull: sums and means of the tensors that ranks give under one name.
 
-Ranks may ask for names in any order, and need not have declared them: those of a name meet.
+Ranks may submit names in any order and need not declare them: tensors are matched by name.
 """
 
 from __future__ import annotations
@@ -28,23 +28,23 @@ def push_pull(
     priority: int = 0,
     compression: Any = Compression.none,
 ) -> torch.Tensor:
-    """Sums the ranks' tensors of one name; differentiable: its gradient is the same, of the gradients, and exact.
+    """Sums the ranks' tensors of one name. Differentiable: its gradient is the same sum of gradients, uncompressed.
 
     Args:
         tensor: any shape, the same on all ranks; uint8, int8 to int64, float16 to float64 or bfloat16, on any device.
-        average: the mean; of integers it is cut off towards zero. False: the sum. Sums of integers wrap, and so does
-            the sum of a mean of int64.
-        name: by which ranks mean the same tensor.
-        version: BytePS's; the n-th sum of a name is of all ranks' n-th here.
-        priority: BytePS's; a sum that is waited for at once goes before all of priority 0.
-        compression: bps.Compression.none or fp16, or a codec of gradwire's: "2bit", bps.Compression.codec("int8").
-            A codec keeps by the name what it has not sent yet.
+        average: True: the mean; of integers it is rounded towards zero. False: the sum. Sums of integers wrap, as does
+            the sum of a mean of int64. Default: True.
+        name: name by which ranks match tensors. Default: numbered in the order of calls without a name.
+        version: not used: the n-th sum of a name has all ranks' n-th tensors.
+        priority: not used: a sum that is awaited at once goes before all of priority 0.
+        compression: bps.Compression.none or fp16, or a codec of gradwire: "2bit", bps.Compression.codec("int8").
+            Residuals are kept by the name. Default: none.
 
     Returns: a new tensor, of tensor's dtype, shape and device.
 
     Raises:
-        TypeError, ValueError: what was given; init() was not called; a sum of this name is under way.
-        RuntimeError: ranks differ in shape, dtype, average or codec, the same text on all; or the job has failed.
+        TypeError, ValueError: an argument is not valid; init() was not called; a sum of this name is in progress.
+        RuntimeError: ranks differ in shape, dtype, average or codec (the same text on all); or the job has failed.
     """
     require_init("push_pull")
     if name is None:
@@ -61,7 +61,7 @@ def push_pull_inplace(
     priority: int = 0,
     compression: Any = Compression.none,
 ) -> torch.Tensor:
-    """As push_pull(), into tensor itself, which it returns, and without a gradient. name: as for push_pull_async()."""
+    """As push_pull(), into tensor itself, without a gradient. Returns tensor. name: as for push_pull_async()."""
     result: torch.Tensor = synchronize(
         push_pull_async_inplace(tensor, average, name, version, priority, compression)
     )
@@ -79,13 +79,13 @@ def push_pull_async(
     """As push_pull(), without waiting and without a gradient.
 
     Args:
-        tensor, average, version, compression: as for push_pull(). The tensor must be left alone until synchronize().
-        name: None: the next of the names that this rank has not given.
-        priority: the higher, the sooner, within +-32767; of equal ones what was declared first. Of a name's sums from
-            the second on, of float32 or compressed by a codec, which are under way at once and overtake each other.
-            Others travel together as they come, one batch after the other.
+        tensor, average, version, compression: as for push_pull(). Do not touch the tensor until synchronize().
+        name: name by which ranks match tensors. None: numbered in the order of calls without a name. Default: None.
+        priority: within +-32767; a higher one is sent sooner, and among equal ones the name that was declared first. It
+            applies from the second sum of a name on, to float32 or compressed tensors, which are in progress at once
+            and overtake each other. Others are sent together in the order of calls. Default: 0.
 
-    Returns: a handle, for poll() and synchronize().
+    Returns: a handle for poll() and synchronize().
 
     Raises: as push_pull().
     """
@@ -105,10 +105,10 @@ def push_pull_async_inplace(
 
 
 def poll(handle: int) -> bool:
-    """Tells whether synchronize() would return at once.
+    """Returns True if synchronize() would return at once.
 
     Args:
-        handle: of push_pull_async() or push_pull_async_inplace().
+        handle: what push_pull_async() or push_pull_async_inplace() returned.
 
     Raises: ValueError: there is no such handle, or it has been synchronized.
     """
@@ -117,10 +117,10 @@ def poll(handle: int) -> bool:
 
 
 def synchronize(handle: int) -> Any:
-    """Waits for a sum. Returns it.
+    """Waits for a sum, and returns it.
 
     Args:
-        handle: as for poll(); each once.
+        handle: what push_pull_async() or push_pull_async_inplace() returned; each once.
 
     Raises:
         ValueError: there is no such handle, or it has been synchronized.

@@ -1,4 +1,4 @@
-"""Horovod's MXNet interface, on gradwire's store.
+"""Horovod's MXNet interface on gradwire's store, for MXNet 1.9.
 
     import gradwire.horovod.mxnet as hvd                     # before `import mxnet`
 
@@ -6,8 +6,8 @@
     hvd.broadcast_parameters(net.collect_params(), root_rank=0)
     trainer = hvd.DistributedTrainer(net.collect_params(), "sgd", {"learning_rate": 0.1}, compression="2bit")
 
-Started by `gradwire run`, mpirun or srun. For MXNet 1.9. Sums and broadcasts return at once, as Horovod's do, and who
-reads a result waits for it. What differs from Horovod in meaning is in python/docs/howto/from_horovod.md.
+Start it with `gradwire run`, mpirun or srun. Sums and broadcasts return at once, as Horovod's do; code that reads a
+result waits for it. python/docs/howto/from_horovod.md lists what differs from Horovod in meaning.
 
 Source: horovod/mxnet of Horovod 0.28 for names, arguments and their defaults.
 """

@@ -36,7 +36,7 @@ def broadcast_async_(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> int:
-    """As broadcast_(), without waiting. The tensor must be left alone until synchronize()."""
+    """As broadcast_(), without waiting. Do not touch the tensor until synchronize()."""
 
     def deliver(values: Sequence[torch.Tensor], _: Response) -> torch.Tensor:
         return wire.delivered(values[0], tensor)
@@ -69,18 +69,19 @@ def broadcast(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> torch.Tensor:
-    """Gives every member the tensor of one.
+    """Gives every member one rank's tensor.
 
-    Has a gradient: on the root the mean of all members', as Horovod's, elsewhere zeros.
+    It has a gradient, as in Horovod: on the root the mean of all members' gradients, elsewhere zeros.
 
     Args:
-        tensor: of the same shape and dtype on all ranks.
-        root_rank: whose; a rank of the job, not a place in the set.
-        name, process_set: as in allreduce().
+        tensor: the same shape and dtype on all ranks.
+        root_rank: rank of the job whose tensor all get; not a place in the process set.
+        name: name by which ranks match operations, as in allreduce().
+        process_set: the ranks that take part, as in allreduce().
 
     Returns: a new tensor.
 
-    Raises: as allreduce(); ranks that differ in root_rank, and a root that is no member, too.
+    Raises: as allreduce(); also if ranks differ in root_rank, or the root is not a member.
     """
     result: torch.Tensor = _Broadcast.apply(tensor, root_rank, name, process_set)  # type: ignore[no-untyped-call]
     return result

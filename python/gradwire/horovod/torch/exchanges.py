@@ -1,4 +1,4 @@
-"""alltoall: every member gives each other one some of its rows."""
+"""alltoall: every member gives each other member some of its rows."""
 
 from __future__ import annotations
 
@@ -42,17 +42,18 @@ def alltoall(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> Any:
-    """Gives the i-th member splits[i] rows of this rank's tensor, and joins what all give this one, in rank order.
+    """Gives the i-th member splits[i] rows of this rank's tensor, and joins what this rank gets, in rank order.
 
-    Has a gradient: the rows' gradients go back the way the rows came.
+    It has a gradient: the gradients of rows are sent back to the ranks that the rows came from.
 
     Args:
-        tensor: ranks may differ in the first dimension, and in no other.
-        splits: rows for each member: whole numbers, (members,), that sum up to no more rows than there are. Default: as
-            many for each.
-        name, process_set: as in allreduce().
+        tensor: ranks may differ in the first dimension only.
+        splits: whole numbers, (members,): rows for each member, in sum at most the rows of tensor. Default: equally
+            many.
+        name: name by which ranks match operations, as in allreduce().
+        process_set: the ranks that take part, as in allreduce().
 
-    Returns: the rows; with splits also how many of each member, int32 (members,).
+    Returns: the rows; with splits also how many came from each member, int32 (members,).
 
     Raises: as allreduce(); ValueError: splits that do not fit the tensor.
     """

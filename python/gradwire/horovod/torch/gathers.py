@@ -1,4 +1,4 @@
-"""allgather: every member gets the tensors of all, one behind the other."""
+"""allgather: every member gets the tensors of all members, joined."""
 
 from __future__ import annotations
 
@@ -46,16 +46,17 @@ def allgather(
 ) -> torch.Tensor:
     """Joins the tensors of all members along the first dimension, in rank order.
 
-    Has a gradient: the mean over members of the gradients of this rank's rows, as Horovod's.
+    It has a gradient, as in Horovod: the mean over members of the gradients of this rank's rows.
 
     Args:
-        tensor: at least one dimension, of which the first may differ from rank to rank.
-        name, process_set: as in allreduce().
+        tensor: at least one dimension; the first may differ from rank to rank.
+        name: name by which ranks match operations, as in allreduce().
+        process_set: the ranks that take part, as in allreduce().
 
-    Returns: the same on every member.
+    Returns: a new tensor, the same on every member.
 
     Raises:
-        TypeError, ValueError: no tensor, or one without dimensions; and as allreduce().
+        TypeError, ValueError: not a tensor, or one without dimensions; and as allreduce().
         HorovodInternalError: ranks differ in dtype or in another dimension; a rank has joined; the job has failed.
     """
     return grouped_allgather([tensor], name, process_set)[0]
@@ -64,7 +65,7 @@ def allgather(
 def grouped_allgather(
     tensors: Sequence[torch.Tensor], name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> list[torch.Tensor]:
-    """As allgather(), of several tensors, which are ready together or fail together."""
+    """As allgather(), for several tensors, which complete or fail together."""
     return list(_Gather.apply(name, process_set, *tensors))  # type: ignore[no-untyped-call]
 
 

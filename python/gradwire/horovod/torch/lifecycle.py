@@ -1,4 +1,4 @@
-"""init() for operations on PyTorch's tensors; what follows it knows no framework."""
+"""init() for operations on PyTorch's tensors. Everything else is independent of the framework."""
 
 from __future__ import annotations
 
@@ -14,16 +14,20 @@ __all__ = ["init", "shutdown"]
 
 
 def init(comm: Any = None, process_sets: Iterable[ProcessSet] | str | None = None) -> None:
-    """Joins the job, by the store that this process has created, or else by one that is opened. A collective of all
-    ranks; no-op where it has been called, and shutdown() not since.
+    """Joins the job. A collective of all ranks.
+
+    It uses the store that this process has created, else it opens one: `dist_sync` if the job has servers, `allreduce`
+    if not. Does nothing if init() was called already, and shutdown() has not been called since.
 
     Args:
-        comm: Horovod's, of some of a launcher's ranks. Ranks are the launcher's here; None, or a list of all.
-        process_sets: to add. Horovod's "dynamic" is always so: add_process_set() can be called any time.
+        comm: None, or a list of all ranks. Horovod also takes some of a launcher's ranks; here ranks are the
+            launcher's. Default: None.
+        process_sets: process sets to add. As with Horovod's "dynamic", add_process_set() may be called at any time.
+            Default: None.
 
     Raises:
-        ValueError: comm is of other ranks; a process set that cannot be; a store without exact collectives; init() was
-            called for another framework.
-        gradwire.TimeoutError: not every rank appeared in time; names those missing.
+        ValueError: comm has other ranks; a process set that is not possible; a store without exact collectives; init()
+            was called for another framework.
+        gradwire.TimeoutError: not every rank joined in time; names the missing ones.
     """
     lifecycle.begin(arrays, comm, process_sets)

@@ -1,8 +1,8 @@
-"""DistributedOptimizer as Horovod has it: gradients are summed while backward() runs, and step() waits for the sums.
+"""Horovod's DistributedOptimizer: gradients are summed while backward() runs, and step() waits for the sums.
 
-Between backward() and step() (or synchronize()) a gradient is neither this rank's nor the mean, as with Horovod: what
-is done to it there is lost, of which a warning tells.
-gradwire.torch.DistributedOptimizer waits in backward() instead, and can do more (warm-up, GradScaler, overlap_step).
+As with Horovod, between backward() and step() (or synchronize()) a gradient is neither this rank's nor the mean. A
+change to it there is lost, and a warning says so. gradwire.torch.DistributedOptimizer waits in backward() instead, and
+has more options (warm-up, GradScaler, overlap_step).
 """
 
 from __future__ import annotations
@@ -54,28 +54,31 @@ def DistributedOptimizer(
     sparse_as_dense: bool = False,
     process_set: ProcessSet = global_process_set,
 ) -> Any:
-    """Makes an optimizer whose step() is on the ranks' mean gradients. These are sent while backward() runs, front
-    layers' first: from the second step on, and where they are float32 or a codec compresses them.
+    """Wraps an optimizer so that step() uses the ranks' mean gradients.
 
-    An instance of the given optimizer's class that shares its parameter groups and state; use it from here on.
+    Gradients are sent while backward() runs, front layers first: from the second step on, if they are float32 or
+    compressed by a codec. The result is an instance of the given optimizer's class and shares its parameter groups and
+    state. Use the result, and no longer the optimizer that was given.
 
     Args:
-        optimizer: any torch.optim.Optimizer. One that is distributed already, ours or Horovod's, is taken over.
+        optimizer: any torch.optim.Optimizer. One that is distributed already, by gradwire or Horovod, is taken over.
         named_parameters: model.named_parameters(). Default: allreduce.noname.GROUP.NUMBER, in the order of the groups.
-        compression: hvd.Compression.none, fp16, or a codec of gradwire's, "2bit" or hvd.Compression.codec("int8:…").
-            GRADWIRE_COMPRESSION overrides it. With a codec parameters of one dimension travel uncompressed.
-        backward_passes_per_step: calls of backward() whose gradients are added up before they are sent.
-        op: hvd.Average or hvd.Sum.
-        gradient_predivide_factor: a mean is divided by it before the sum and multiplied after it.
-        num_groups: older form of groups as a number.
-        groups: parameters whose gradients travel together: lists of them, or how many groups to make. Not with a codec.
-        sparse_as_dense: sparse gradients are summed as dense ones, and otherwise gathered.
-        process_set: whose members take part; the others step on their own gradients.
+        compression: hvd.Compression.none, fp16, or a codec of gradwire: "2bit" or hvd.Compression.codec("int8:…").
+            GRADWIRE_COMPRESSION overrides it. With a codec, parameters with one dimension are not compressed. With Adam
+            and AdamW use "int8": 2bit and 1bit lose accuracy with them. Default: none.
+        backward_passes_per_step: calls of backward() whose gradients are added up before they are sent. Default: 1.
+        op: hvd.Average or hvd.Sum. Default: hvd.Average.
+        gradient_predivide_factor: a mean is divided by it before the sum and multiplied by it afterwards. Default: 1.0.
+        num_groups: older form of groups as a number. Default: 0.
+        groups: parameters whose gradients are sent together: lists of them, or the number of groups to make. Cannot be
+            combined with a codec. Default: None.
+        sparse_as_dense: True: sparse gradients are summed as dense ones. False: they are gathered. Default: False.
+        process_set: the ranks that take part. The others step on their own gradients. Default: all ranks.
 
-    The result has, besides: synchronize(), which waits for the sums; skip_synchronize(), a context in which step() does
-    not wait, for gradients that were clipped or unscaled (GradScaler) after synchronize();
-    set_backward_passes_per_step(). Where p.grad was changed between backward() and synchronize(), a RuntimeWarning
-    names the first such parameter: the change is lost.
+    Returns: the optimizer. It also has synchronize(), which waits for the sums; skip_synchronize(), a context in which
+        step() does not wait, for gradients that were clipped or unscaled (GradScaler) after synchronize(); and
+        set_backward_passes_per_step(). If p.grad was changed between backward() and synchronize(), a RuntimeWarning
+        names the first such parameter.
 
     Raises:
         ValueError: names that are not unique or not complete, or an argument that is not valid.
@@ -193,7 +196,7 @@ class Distributed(optimizer_wrapper.Front):
         self.meet_others()
 
     def meet_others(self) -> None:
-        """Sums gradients from now on, where this rank was alone and is so no more: after init()."""
+        """Sums gradients from now on, after init(), on a rank that was alone before."""
         if self._is_alone and self._process_set.included() and session.current().store.num_workers > 1:
             self._is_alone = False
             self._take_in(self._groups)
@@ -219,7 +222,7 @@ class Distributed(optimizer_wrapper.Front):
         self._hooks.restore()
 
     def set_backward_passes_per_step(self, passes: int) -> None:
-        """Sets how many calls of backward() are added up before gradients are sent, from the next step on."""
+        """Sets how many backward() calls are added up before gradients are sent, from the next step on."""
         self.backward_passes_per_step = passes
         self._passes = dict.fromkeys(self._group_of, passes)
 
@@ -231,7 +234,7 @@ class Distributed(optimizer_wrapper.Front):
     # ------------------------------------------------------------------ sums
 
     def on_gradient(self, index: int) -> None:
-        """Sends the group of a gradient that autograd has just completed, once all of it is."""
+        """Sends the group of a gradient that autograd has just completed, if the whole group is complete."""
         require_eager("hvd.DistributedOptimizer")
         parameter = self._hooked[index]
         group = self._group_of[parameter]
@@ -307,8 +310,10 @@ class Distributed(optimizer_wrapper.Front):
         return finish
 
     def synchronize(self) -> None:
-        """Waits for the sums of all parameters, and sends those that backward() has not: also of what was thawed, or
-        added to the groups, since the last one. Then p.grad is the mean.
+        """Waits for the sums of all parameters. Afterwards p.grad is the mean.
+
+        It first sends those that backward() did not, for example of parameters that were thawed or added since the last
+        one.
 
         Raises:
             HorovodInternalError: a sum has failed, on all ranks; says why.
@@ -351,14 +356,14 @@ class Distributed(optimizer_wrapper.Front):
             )
 
     def forget_sums(self) -> None:
-        """Waits for no sum that is under way: before shutdown(), where training goes back behind them."""
+        """Drops sums in progress without waiting: before shutdown(), when training returns to an earlier state."""
         self._sums.clear()
         self._sent.forget()
         self.set_backward_passes_per_step(self.backward_passes_per_step)
 
     @contextlib.contextmanager
     def skip_synchronize(self) -> Iterator[None]:
-        """Has step() take the gradients as they are: after synchronize() and clipping."""
+        """Makes step() inside the block take gradients as they are: after synchronize() and clipping."""
         self._synchronizes = False
         try:
             yield
@@ -371,16 +376,16 @@ class Distributed(optimizer_wrapper.Front):
         """Waits for the sums, and takes the optimizer's step.
 
         Args:
-            closure: computes gradients and returns the loss. It is called before the sums are waited for; but LBFGS,
-                and classes that are not torch's, call it themselves: after each call gradients are the sums, and they
-                get the ranks' losses, combined likewise, so that all decide the same.
+            closure: computes gradients and returns the loss. It is called before the sums are awaited. LBFGS, and
+                classes outside torch, call it themselves. After each such call gradients are the sums, and losses are
+                combined as gradients are, so that all ranks decide alike.
 
-        Returns: what the optimizer's does: the loss of a closure.
+        Returns: what the optimizer's step() returns: the loss of a closure.
 
         Raises:
             HorovodInternalError: a sum has failed, on all ranks; says why.
-            RuntimeError: skip_synchronize(), with sums under way; or the optimizer has ignored its closure, and them.
-            TypeError: a closure that the optimizer calls itself returns something else than a loss.
+            RuntimeError: skip_synchronize() while sums are in progress; or the optimizer has ignored its closure.
+            TypeError: a closure that the optimizer calls itself does not return a loss.
         """
         self._note_step()
         loss, closure = closures.called_first(closure, self._base)
@@ -439,7 +444,7 @@ class Distributed(optimizer_wrapper.Front):
     def zero_grad(self, set_to_none: bool = True) -> None:
         """As torch's.
 
-        Raises: AssertionError: sums are under way, which would be added to nothing.
+        Raises: AssertionError: sums are in progress, and would be added to nothing.
         """
         if self._sums:
             raise AssertionError(
@@ -449,7 +454,7 @@ class Distributed(optimizer_wrapper.Front):
         super().zero_grad(set_to_none)
 
     def load_state_dict(self, state_dict: Any) -> None:
-        """As torch's; waits for what is under way, whose names the next gradients need.
+        """As torch's. Waits for sums in progress, whose names the next gradients need.
 
         Raises: HorovodInternalError: a sum has failed, on all ranks; says why.
         """

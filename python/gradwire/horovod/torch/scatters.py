@@ -1,4 +1,4 @@
-"""reducescatter: sums of which every member gets its own rows."""
+"""reducescatter: sums whose rows are divided among the members."""
 
 from __future__ import annotations
 
@@ -60,18 +60,23 @@ def reducescatter(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> torch.Tensor:
-    """Sums the tensors of all members, and gives each its rows: near-equal parts, the earlier ones with a row more.
+    """Sums the tensors of all members, and gives each its rows: near-equal parts, the first ones with one row more.
 
     Sums and means have a gradient.
 
     Args:
         tensor: at least one dimension; the same shape on all ranks.
-        compression: hvd.Compression.none or fp16.
-        op: hvd.Average, Sum, Min, Max or Product.
-        name, process_set, prescale_factor, postscale_factor: as in allreduce().
+        compression: hvd.Compression.none or fp16. Default: none.
+        op: hvd.Average, Sum, Min, Max or Product. Default: hvd.Average.
+        name: name by which ranks match operations, as in allreduce().
+        process_set: the ranks that take part, as in allreduce().
+        prescale_factor: factor before the sum. Default: 1.0.
+        postscale_factor: factor after the sum. Default: 1.0.
+
+    Returns: a new tensor with this rank's rows.
 
     Raises:
-        TypeError, ValueError: no tensor, or one without dimensions; a codec; and as allreduce().
+        TypeError, ValueError: not a tensor, or one without dimensions; a codec; and as allreduce().
         HorovodInternalError: op is Adasum; and as allreduce().
     """
     return grouped_reducescatter(
@@ -88,7 +93,7 @@ def grouped_reducescatter(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> list[torch.Tensor]:
-    """As reducescatter(), of several tensors, which are ready together or fail together."""
+    """As reducescatter(), for several tensors, which complete or fail together."""
     wire.require_rows("reducescatter", tensors)
     compressor = compressor_of(compression)
     if codec_text(compressor):

@@ -1,4 +1,4 @@
-"""Sums of sparse tensors, by gathering what is not zero."""
+"""Sums of sparse tensors, by gathering their non-zero values."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from gradwire.horovod.torch.gathers import allgather_async
 def sparse_allreduce_async(
     tensor: torch.Tensor, name: str, op: int, process_set: ProcessSet = global_process_set
 ) -> Callable[[], torch.Tensor]:
-    """Sums sparse tensors: what is not zero is gathered, and every rank adds up what it got.
+    """Sums sparse tensors: their values are gathered, and every rank adds up what it receives.
 
     Args:
         tensor: sparse, of the same shape and number of sparse dimensions on all ranks.
-        name: by which ranks mean the same operation.
+        name: name by which ranks match operations.
         op: hvd.Average or hvd.Sum.
 
-    Returns: what waits, and returns the sum, sparse and coalesced.
+    Returns: a function that waits, and returns the sum, sparse and coalesced.
 
     Raises: ValueError: another op, or a dense tensor.
     """

@@ -1,4 +1,4 @@
-"""The same weights and the same optimizer state for all ranks, as gradwire.torch gives them, in Horovod's words."""
+"""Copies weights and optimizer state to all ranks, with Horovod's names."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from gradwire.horovod.submission import call_together
 
 
 def broadcast_parameters(params: Any, root_rank: int) -> None:
-    """Overwrites tensors, in place, with one rank's. A collective of all ranks.
+    """Overwrites tensors in place with those of one rank. A collective of all ranks.
 
     Args:
         params: model.state_dict(), model.named_parameters(), model.parameters(), or a list of (name, tensor) pairs or
-            of tensors; the same names, shapes and dtypes on all ranks. What is no tensor is left alone.
-        root_rank: whose.
+            of tensors; the same names, shapes and dtypes on all ranks. Entries that are not tensors are ignored.
+        root_rank: the rank whose values all get.
 
     Raises:
-        ValueError: params is something else; root_rank is no rank; ranks differ: the same text on all.
+        ValueError: params has another type; root_rank is not a rank; ranks differ (the same text on all).
     """
     named = _named(params)
     store = session.current().store
@@ -33,19 +33,19 @@ def broadcast_parameters(params: Any, root_rank: int) -> None:
 def broadcast_optimizer_state(
     optimizer: torch.optim.Optimizer, root_rank: int, model: torch.nn.Module | None = None
 ) -> None:
-    """Overwrites an optimizer's state and options with one rank's. A collective of all ranks.
+    """Overwrites an optimizer's state and options with those of one rank. A collective of all ranks.
 
-    Other ranks' optimizers may be fresh. As after Horovod's, parameters without a gradient have one of zeros then; no
-    step is taken.
+    Other ranks' optimizers may be new. As with Horovod, parameters without a gradient get one of zeros; no step is
+    taken.
 
     Args:
-        optimizer: any but LBFGS; a DistributedOptimizer or the one inside.
-        root_rank: whose.
-        model: of Horovod's, which finds sparse parameters by it; not needed here.
+        optimizer: any optimizer but LBFGS; a DistributedOptimizer or the wrapped one.
+        root_rank: the rank whose state all get.
+        model: not used; Horovod finds sparse parameters by it. Default: None.
 
     Raises:
-        ValueError: LBFGS; root_rank is no rank; ranks whose parameter groups differ, or a state with something else
-            than tensors, numbers, text, None, lists, tuples and dicts.
+        ValueError: LBFGS; root_rank is not a rank; ranks have different parameter groups; or the state has something
+            other than tensors, numbers, text, None, lists, tuples and dicts.
     """
     if isinstance(optimizer, torch.optim.LBFGS):
         raise ValueError(

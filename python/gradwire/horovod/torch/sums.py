@@ -43,7 +43,7 @@ def allreduce_async_(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> int:
-    """As allreduce_(), without waiting. The tensor must be left alone until synchronize()."""
+    """As allreduce_(), without waiting. Do not touch the tensor until synchronize()."""
     chosen = reduce_ops.chosen(op, average)
     return submit_sum(
         [tensor], _only, name, chosen, prescale_factor, postscale_factor, process_set, in_place=True
@@ -77,24 +77,26 @@ def allreduce(
 ) -> torch.Tensor:
     """Combines the tensors of all members element by element.
 
-    Sums and means have a gradient: the same operation, of the gradients.
+    Sums and means have a gradient: the same operation on the gradients.
 
     Args:
         tensor: any shape, the same on all ranks; uint8, int8 to int64, float16 to float64 or bfloat16, on any device.
         average: Horovod's older form of op.
-        name: by which ranks mean the same operation. Default: the n-th nameless one of the set.
-        compression: hvd.Compression.none, fp16, or a codec of gradwire's, which needs a name: by it the store keeps
-            what the codec has not sent yet.
-        op: hvd.Average (default), Sum, Min, Max, Product or Adasum. The mean of integers is cut off towards zero;
-            sums of integers wrap, and so does the sum of a mean of int64.
-        prescale_factor, postscale_factor: before and after the sum; of integers by way of float64.
-        process_set: whose members take part, and alone call it.
+        name: name by which ranks match operations. Default: numbered in the order of calls without a name.
+        compression: hvd.Compression.none, fp16, or a codec of gradwire, which needs a name: residuals are kept by it.
+            Default: none.
+        op: hvd.Average, Sum, Min, Max, Product or Adasum. The mean of integers is rounded towards zero. Sums of
+            integers wrap, as does the sum of a mean of int64. Default: hvd.Average.
+        prescale_factor: factor before the sum; for integers computed in float64. Default: 1.0.
+        postscale_factor: factor after the sum; for integers computed in float64. Default: 1.0.
+        process_set: the ranks that take part; only these call it. Default: all ranks.
 
     Returns: a new tensor, of tensor's dtype, shape and device.
 
     Raises:
-        TypeError, ValueError: what was given; an operation of this name is under way; hvd.init() was not called.
-        HorovodInternalError: ranks differ in shape, dtype, op or factors, the same text on all; or the job has failed.
+        TypeError, ValueError: an argument is not valid; an operation of this name is in progress; hvd.init() was not
+            called.
+        HorovodInternalError: ranks differ in shape, dtype, op or factors (the same text on all); or the job has failed.
     """
     results = grouped_allreduce(
         [tensor], average, name, compression, op, prescale_factor, postscale_factor, process_set
@@ -161,7 +163,7 @@ def grouped_allreduce(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> list[torch.Tensor]:
-    """As allreduce(), of several tensors, which are ready together or fail together."""
+    """As allreduce(), for several tensors, which complete or fail together."""
     wire.require_tensors("allreduce", tensors)  # before fp16 looks at them
     compressor = compressor_of(compression)
     changed = [compressor.compress(tensor) for tensor in tensors]

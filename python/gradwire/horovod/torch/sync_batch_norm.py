@@ -1,4 +1,4 @@
-"""SyncBatchNorm: batch normalisation over the batches of all ranks."""
+"""SyncBatchNorm: batch normalization over the batches of all ranks."""
 
 from __future__ import annotations
 
@@ -10,12 +10,14 @@ from gradwire.horovod.torch.sums import allreduce
 
 
 class SyncBatchNorm(nn.modules.batchnorm._BatchNorm):
-    """nn.BatchNorm1d to 3d whose mean and variance, in training, are of all ranks' batches together; ranks may have
-    batches of different sizes. In evaluation, and on one rank, as torch's. Also on the CPU, where Horovod's is not.
+    """nn.BatchNorm1d to 3d with mean and variance over the batches of all ranks, in training.
+
+    Batches of ranks may have different sizes. In evaluation, and on one rank, it is torch's. It also runs on the CPU,
+    which Horovod's does not.
 
     Args:
         num_features: channels; inputs are (N, channels, ...).
-        eps, momentum, affine, track_running_stats: as torch's.
+        eps, momentum, affine, track_running_stats: as torch's, with torch's defaults.
 
     Source: Ioffe and Szegedy 2015, "Batch normalization", algorithm 1, with a minibatch of all ranks.
     """
@@ -25,7 +27,7 @@ class SyncBatchNorm(nn.modules.batchnorm._BatchNorm):
             raise ValueError(f"hvd.SyncBatchNorm: expected at least 2D input (got {input.dim()}D input)")
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
-        """Normalises; a collective of all ranks in training, and so is its backward()."""
+        """Normalizes the input. A collective of all ranks in training, and so is its backward()."""
         if not (self.training and session.current().store.num_workers > 1):
             normalised: torch.Tensor = super().forward(input)
             return normalised
