@@ -58,8 +58,7 @@ def make(name: str, **parameters: float | str | bool) -> Codec:
     Args:
         name: one of `list()`, or a whole spec such as "2bit:threshold=0.5".
         **parameters: the codec's parameters, e.g. threshold=0.5 (a float in the gradient's unit, > 0, or "auto"). True
-        is
-            "on" and False is "off". `gradwire codecs CODEC` explains them. Default: the codec's own.
+            is "on" and False is "off". `gradwire codecs CODEC` explains them. Default: the codec's own.
 
     Returns: an immutable Codec. Its methods may be called from any thread.
 

@@ -24,8 +24,7 @@ def shard(examples: int, rank: int, num_workers: int, work_load_list: Sequence[f
             equal shares.
 
     Returns: the rank-th of consecutive ranges that cover 0 to examples - 1. Ends are rounded to the nearest, so equal
-    shares
-        differ by at most one.
+        shares differ by at most one.
 
     Raises:
         ValueError: rank is not a rank; or loads that are not one per worker, not finite, negative, or all 0.

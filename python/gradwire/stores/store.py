@@ -111,12 +111,10 @@ class KVStore(Worker):
                 Two more parameters are accepted with every codec:
 
                 - "reply": how sums are sent back: "exact", "fp32" or the codec's name. Default: "exact" if the codec
-                has it,
-                  else the codec's name.
+                  has it, else the codec's name.
                 - "weights": how servers with an optimizer send weights: "fp32"; "fp16" or "bf16", rounded, while the
-                server
-                  keeps float32; or "delta:CODEC", such as "delta:int8": the weight first, then encoded changes. In text
-                  it comes last: "2bit:threshold=0.5,weights=delta:int8:block=64". Default: "fp32".
+                  server keeps float32; or "delta:CODEC", such as "delta:int8": the weight first, then encoded changes.
+                  In text it comes last: "2bit:threshold=0.5,weights=delta:int8:block=64". Default: "fp32".
 
         With deltas, what the codec leaves out is sent later. All workers that got the reply of the same round have the
         same bits. Each worker then keeps a second copy of the weights, and each server one, in `dist_async*` one for

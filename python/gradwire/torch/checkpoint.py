@@ -130,12 +130,10 @@ def load_checkpoint(folder: str | PathLike[str], model: torch.nn.Module, optimiz
     - Residuals of all ranks are kept.
     - New ranks take model and optimizer state of an old rank. Those of ranks that no longer exist are dropped.
     - The mean of each worker's own momentum (momentum_correction), which enters the update, is kept. With W ranks
-    before
-      and W' now, rank r takes W'/W times the sum of those of r, r + W', r + 2 W', ...; a rank from W on starts with
-      zeros.
+      before and W' now, rank r takes W'/W times the sum of those of r, r + W', r + 2 W', ...; a rank from W on starts
+      with zeros.
     - With local steps, what a dropped rank learned since it last sent a parameter is lost. Call synchronize() before
-    saving
-      if the number is going to change.
+      saving if the number is going to change.
 
     Args:
         folder: the folder that save_checkpoint() was given.
