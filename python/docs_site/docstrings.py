@@ -29,6 +29,23 @@ class Docstrings(griffe.Extension):
             obj.docstring.value = normalized(obj.docstring.value)
 
 
+    def on_class(self, *, cls: griffe.Class, **_: Any) -> None:
+        """Called for each class, once its members are known."""
+        for name, overloads in cls.overloads.items():
+            if overloads and name not in cls.members:
+                cls.set_member(name, _joined(name, overloads))
+
+
+def _joined(name: str, overloads: Sequence[griffe.Function]) -> griffe.Function:
+    """Makes one function of overloads without an implementation, as a stub has them."""
+    first = overloads[0]
+    texts = [each.docstring.value for each in overloads if each.docstring is not None]
+    joined = griffe.Function(name, parameters=first.parameters, returns=first.returns, lineno=first.lineno)
+    joined.docstring = griffe.Docstring(normalized("\n\n".join(texts)), parent=joined)
+    joined.overloads = list(overloads)
+    return joined
+
+
 def normalized(text: str) -> str:
     """Returns a docstring with sections and code blocks as griffe's parser and Markdown have them."""
     return "\n".join(_sections(_fenced(text.splitlines())))
