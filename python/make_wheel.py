@@ -207,7 +207,11 @@ def with_licences(repaired: Path, unrepaired: Path) -> Path:
             archive.extractall(linked)
         programs_of_it = [*linked.rglob("_core.*.so"), *linked.rglob("gradwire-server")]
         unpacked = unpack(repaired, Path(folder))
-        added = wheel_licences.add(unpacked, programs_of_it)
+        built_in = wheel_licences.texts_of(set(wheel_licences.HEADERS))
+        built_in[wheel_licences.BINDING] = wheel_licences.of_binding()
+        if (cuda := wheel_licences.of_cuda_runtime(TREE / "CMakeCache.txt")) is not None:
+            built_in[wheel_licences.CUDA_RUNTIME] = cuda
+        added = wheel_licences.add(unpacked, programs_of_it, built_in)
         pack(unpacked, repaired.parent)
     print(f"wheel: licences of {', '.join(added)}", file=sys.stderr)
     return only_wheel(repaired.parent)

@@ -7,14 +7,20 @@ License-Files of its metadata (PEP 639). LIBRARIES.txt there lists each library 
 
 from __future__ import annotations
 
+import importlib.metadata
 import re
 import subprocess
+from collections.abc import Mapping
 from pathlib import Path
 
 DOCS = Path("/usr/share/doc")
 COMMON = Path("/usr/share/common-licenses")
 FOLDER = "third_party"
 LIST = "LIBRARIES.txt"
+HEADERS = ("libcli11-dev",)
+"""Packages whose code is compiled into the programs of a wheel. (Those of Thrust come with the CUDA toolkit.)"""
+BINDING = "nanobind"
+CUDA_RUNTIME = "cuda-runtime"
 _LIST_HEAD = """\
 These libraries are copies of those in Debian packages, unchanged but for the paths by which they find each other and
 the versions of symbols that they ask for. Each text covers the whole source package, with programs and documentation
@@ -108,12 +114,43 @@ def texts_of(packages: set[str], docs: Path = DOCS, common: Path = COMMON) -> di
     return texts
 
 
-def add(wheel_folder: Path, programs: list[Path]) -> list[str]:
+def of_binding() -> bytes:
+    """Returns the licence of nanobind, whose code is in every extension, as pip installed it."""
+    files = importlib.metadata.files(BINDING) or []
+    (text,) = (file for file in files if file.name == "LICENSE")
+    return text.read_binary()
+
+
+def of_cuda_runtime(cache: Path) -> bytes | None:
+    """Returns the licence of the CUDA runtime that a build has linked statically. None: it has not.
+
+    Args:
+        cache: CMakeCache.txt of the build.
+
+    Raises:
+        FileNotFoundError: the CUDA toolkit has no licence text.
+    """
+    settings = dict(re.findall(r"^(\w+):\w+=(.*)$", cache.read_text(), re.MULTILINE))
+    if not settings.get("CMAKE_CUDA_COMPILER", "-NOTFOUND").startswith("/"):
+        return None
+    library = Path(settings["CUDA_cudart_static_LIBRARY"]).resolve()
+    for folder in library.parents:
+        for pattern in ("EULA.txt", "dist-info/nvidia_cuda_runtime-*/licenses/*"):
+            if found := sorted(folder.glob(pattern)):
+                return found[0].read_bytes()
+    try:
+        return (DOCS / package_of(library) / "copyright").read_bytes()
+    except LookupError:
+        raise FileNotFoundError(f"{library}: no EULA.txt was found in its CUDA toolkit") from None
+
+
+def add(wheel_folder: Path, programs: list[Path], built_in: Mapping[str, bytes] | None = None) -> list[str]:
     """Puts the texts for all libraries of an unpacked wheel into it.
 
     Args:
         wheel_folder: as `wheel unpack` leaves it; `wheel pack` then makes its RECORD.
         programs: what was linked with the libraries, before they were copied.
+        built_in: texts for code that is in the programs themselves, by the file's name.
 
     Returns:
         The files' names.
@@ -124,7 +161,7 @@ def add(wheel_folder: Path, programs: list[Path]) -> list[str]:
         _HASH.sub("", path.name): package_of(origin(path.name, linked))
         for path in wheel_folder.glob("*.libs/*")
     }
-    texts = texts_of(set(packages.values()))
+    texts = texts_of(set(packages.values())) | dict(built_in or {})
     versions = {package: version_of(package) for package in set(packages.values())}
     texts[LIST] = listing(packages, versions).encode()
     folder = metadata.parent / "licenses" / FOLDER

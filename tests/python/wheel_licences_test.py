@@ -66,3 +66,36 @@ def test_libraries_are_found_under_the_name_that_their_package_gave_them() -> No
     assert licences.package_of(LIBRARY) == "libzmq5"
     with pytest.raises(LookupError, match="no Debian package"):
         licences.package_of(SCRIPT)
+
+
+def test_a_build_without_cuda_has_no_licence_of_it(tmp_path: Path) -> None:
+    cache = tmp_path / "CMakeCache.txt"
+    cache.write_text(
+        "CMAKE_BUILD_TYPE:STRING=Release\nCUDA_cudart_static_LIBRARY:FILEPATH=/x/lib/libcudart_static.a\n"
+    )
+    assert licences.of_cuda_runtime(cache) is None
+    cache.write_text("CMAKE_CUDA_COMPILER:FILEPATH=CMAKE_CUDA_COMPILER-NOTFOUND\n")
+    assert licences.of_cuda_runtime(cache) is None
+
+
+@pytest.mark.parametrize(
+    "name", ["EULA.txt", "dist-info/nvidia_cuda_runtime-13.0.96.dist-info/licenses/License.txt"]
+)
+def test_the_licence_of_cuda_is_that_of_the_toolkit(tmp_path: Path, name: str) -> None:
+    toolkit = tmp_path / "cuda"
+    (toolkit / "lib").mkdir(parents=True)
+    (toolkit / name).parent.mkdir(parents=True, exist_ok=True)
+    (toolkit / name).write_text("terms")
+    cache = tmp_path / "CMakeCache.txt"
+    cache.write_text(
+        "CMAKE_CUDA_COMPILER:STRING=/usr/local/bin/nvcc\n"
+        f"CUDA_cudart_static_LIBRARY:FILEPATH={toolkit}/lib/libcudart_static.a\n"
+    )
+    assert licences.of_cuda_runtime(cache) == b"terms"
+    (toolkit / name).unlink()
+    with pytest.raises(FileNotFoundError, match=r"libcudart_static\.a: no EULA\.txt"):
+        licences.of_cuda_runtime(cache)
+
+
+def test_the_licence_of_the_binding_is_that_of_its_package() -> None:
+    assert b"Redistribution and use in source and binary forms" in licences.of_binding()
