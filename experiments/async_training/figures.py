@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import statistics
+import sys
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from gradwire import result
 from gradwire.ab.experiment import Run
-from gradwire.ab.summary import default_target, seconds_to, write_interval
+from gradwire.ab.summary import seconds_to, write_interval
 from gradwire.report.chart import Bar, Panel, Series, line_chart, panel_chart, standalone
 from gradwire.report.paired_statistics import paired_ratio
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from training.near_target import near_target
 
 SLOW_RANK = 3
 FIELDS = (
@@ -61,7 +67,7 @@ def table(results: Mapping[str, Any]) -> str:
     """The target is half a point below the first arm's mean final accuracy, if all of its runs reached that."""
     arms = results["arms"]
     base = runs_of(results, arms[0])
-    target, reason = default_target(base)
+    target, reason = near_target(base)
     titles = [title.format(base=arms[0]) for title in TITLES]
     lines = [
         f"Target: {100 * target:.2f} %, {reason}.",

@@ -16,14 +16,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gradwire.ab.command import ProgressView, show
+from gradwire.ab.command import show
 from gradwire.ab.experiment import Interrupted, Plan, RunFailed, network, run_plan
+from gradwire.ab.progress_view import ProgressView
 from gradwire.ab.report import write_page
 from gradwire.ab.summary import Outcome, summarise
 from gradwire.launch.console import say
 from gradwire.terminal.json_option import write_json
 from gradwire.terminal.machine import gradwire_version, machine_description
 from rich.console import Console
+
+from training.near_target import first_finite, near_target
 
 Record = dict[str, Any]
 EXPERIMENTS = Path(__file__).resolve().parent.parent
@@ -73,13 +76,16 @@ def measure(plan: Plan, console: Console) -> Measured:
         if conditions.reason is not None:
             warning = f"the link is NOT shaped to {plan.bandwidth}, so times say nothing: {conditions.reason}"
             console.print(f"NOTE: {warning}", style="bold yellow")
-        with ProgressView(console, len(plan.arms) * len(plan.seeds)) as view:
+        with ProgressView(console, plan.arms, len(plan.seeds)) as view:
             runs = []
             for run in run_plan(plan, conditions, view):
                 if isinstance(run, RunFailed):
                     raise run
                 runs.append(run)
-    outcome = summarise(runs, plan.arms, None, conditions.link)
+    target, reason = None, "no run is finite"
+    if finite := first_finite(runs, plan.arms):
+        target, reason = near_target(finite)
+    outcome = summarise(runs, plan.arms, target, conditions.link, target_reason=reason)
     facts = {
         "command": shlex.join(["python", *sys.argv]),
         "each worker": shlex.join(["python", *(Path(w).name if "/" in w else w for w in plan.command[1:])]),

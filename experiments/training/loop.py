@@ -155,6 +155,7 @@ def train(args: argparse.Namespace, store: Any, task: Task, progress: Progress) 
             meter.step()
             step += 1
             progress.move(f"epoch {epoch + 1}/{args.num_epochs}  step {step}  loss {losses[-1]:.3f}")
+            gradwire.result.progress(step / (steps_per_epoch * args.num_epochs))
         finish_epoch(args, optimizer, is_last=epoch + 1 == args.num_epochs)
         if not runs_free:
             store.barrier()  # also with local steps, which need not wait for each other here
@@ -166,6 +167,7 @@ def train(args: argparse.Namespace, store: Any, task: Task, progress: Progress) 
                 scores.append(task.score(model))
             record["training_loss_per_epoch"].append(statistics.fmean(losses))
             record["seconds_per_epoch"].append(seconds)
+            tell_score(task, scores[-1], (epoch + 1) / args.num_epochs)
             progress.say(
                 f"epoch {epoch + 1:2d}/{args.num_epochs}  {task.metric} {scores[-1]:.4f}  "
                 f"training loss {record['training_loss_per_epoch'][-1]:.4f}  "
@@ -199,6 +201,14 @@ def train(args: argparse.Namespace, store: Any, task: Task, progress: Progress) 
         "sync_every": args.sync_every,
         "arguments": {name: value for name, value in vars(args).items() if name != "json"},
     }
+
+
+def tell_score(task: Task, score: float, done: float) -> None:
+    """Tells `gradwire ab` what the model scores at this share of the training."""
+    is_accuracy = task.metric == "accuracy"
+    gradwire.result.progress(
+        done, accuracy=score if is_accuracy else None, loss=None if is_accuracy else score
+    )
 
 
 def staleness_per_worker(store: Any) -> list[dict[str, int]]:

@@ -1,9 +1,13 @@
 """The record that a training script leaves for `gradwire ab`: accuracy or loss per epoch, and what it cost.
 
-In a script, on every rank; only rank 0 of a job started by `gradwire ab` writes:
+In a script, on every rank. Only rank 0 of a job that `gradwire ab` started writes:
 
     import gradwire.result
     gradwire.result.write(accuracy_per_epoch=[0.81, 0.86])
+
+A script may also say how far it is, which `gradwire ab` shows while it runs:
+
+    gradwire.result.progress((epoch + 1) / epochs, accuracy=0.81)
 """
 
 from __future__ import annotations
@@ -11,15 +15,17 @@ from __future__ import annotations
 import json
 import math
 import os
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from gradwire.settings import definitions as settings
-from gradwire.stores import codec_override
+from gradwire.stores import codec_override, run_meter
 
 Metric = Literal["accuracy", "loss"]
+_SAID_EVERY = 0.2  # seconds between two calls of progress() that are looked at
 
 
 @dataclass(frozen=True)
@@ -28,15 +34,17 @@ class RunResult:
 
     Attributes:
         metric: what per_epoch holds: accuracy as a fraction, more is better; or loss, less is better.
-        per_epoch: the metric at the end of each epoch; at least one. A loss may be NaN or infinite: training diverged.
-        seconds_per_epoch: training seconds from the start to the end of each epoch, or none.
+        per_epoch: the metric at the end of each epoch; at least one. A loss that is NaN or infinite means that training
+            diverged.
+        seconds_per_epoch: training seconds from the start to the end of each epoch.
         images_per_second: of all workers together.
-        bytes_per_step: median bytes of one worker at the socket, sent and received, in one step.
+        bytes_per_step: one worker's bytes at the socket in one step, sent and received; median over the steps.
         steps: of the optimizer, in the whole run.
         bytes_total: all bytes of one worker at the socket.
         codec_seconds: one worker's seconds of encoding and decoding, all threads.
-        weights_sha256: names the weights at the end: equal where all bits are.
-        took_compression: whether a store compressed by GRADWIRE_COMPRESSION; None: not known, or there is none.
+        weights_sha256: digest of the weights at the end; equal digests mean equal bits.
+        took_compression: whether a store compressed by GRADWIRE_COMPRESSION. None: not known, or there is no store.
+        measured: names of the fields that gradwire measured itself, because the script gave none.
     """
 
     metric: Metric
@@ -49,6 +57,7 @@ class RunResult:
     codec_seconds: float | None = None
     weights_sha256: str | None = None
     took_compression: bool | None = None
+    measured: tuple[str, ...] = ()
 
     @property
     def diverged(self) -> bool:
@@ -66,16 +75,97 @@ class RunResult:
         return max(self.per_epoch) if self.metric == "accuracy" else min(self.per_epoch)
 
 
-def write(**record: Any) -> None:
-    """Writes record, with fields as in RunResult ("accuracy_per_epoch" or "loss_per_epoch" is required), to
-    GRADWIRE_RESULT. Does nothing where that is not set, and on ranks other than 0.
+@dataclass(frozen=True)
+class RunProgress:
+    """How far a run is, as its script and its store say. None: not known.
 
-    Raises: ValueError: what `gradwire ab` could not use.
+    Attributes:
+        done: share of the training, 0 to 1.
+        accuracy, loss: at the last evaluation.
+        images_per_second: of all workers together, over the last steps.
+    """
+
+    done: float | None = None
+    accuracy: float | None = None
+    loss: float | None = None
+    images_per_second: float | None = None
+
+
+_said_at = -_SAID_EVERY
+
+
+def progress(
+    done: float,
+    *,
+    accuracy: float | None = None,
+    loss: float | None = None,
+    images_per_second: float | None = None,
+) -> None:
+    """Tells `gradwire ab` how far this run is. Cheap enough to be called in every step.
+
+    Does nothing outside such a run, and on ranks other than 0.
+
+    Args:
+        done: share of the training that is over, 0 to 1.
+        accuracy: at the last evaluation, as a fraction.
+        loss: at the last evaluation.
+        images_per_second: of all workers together. Default: measured by gradwire, where it can be.
+
+    Raises: ValueError: done or accuracy is outside 0 to 1.
+    """
+    global _said_at
+    for name, value in (("done", done), ("accuracy", accuracy)):
+        if value is not None and not 0 <= value <= 1 + 1e-9:
+            raise ValueError(
+                f"result: progress: {name}={value:g} is outside 0 to 1: give a fraction, not per cent"
+            )
+    now = time.perf_counter()
+    if accuracy is None and loss is None and now - _said_at < _SAID_EVERY:
+        return
+    _said_at = now
+    values = settings.read()
+    if values.result is None or values.rank not in (None, 0):
+        return
+    given = {"done": done, "accuracy": accuracy, "loss": loss, "images_per_second": images_per_second}
+    said = {name: value for name, value in given.items() if value is not None and math.isfinite(value)}
+    meter = run_meter.current()
+    if meter is not None:
+        meter.say(said)
+    else:
+        run_meter.write_progress(Path(values.result), said)
+
+
+def read_progress(record: Path) -> RunProgress | None:
+    """Reads what a run that is to write `record` has said of its progress. None: nothing yet."""
+    path = record.with_name(record.name + run_meter.PROGRESS_SUFFIX)
+    try:
+        given = json.loads(path.read_text(encoding="utf-8"))
+    except (FileNotFoundError, json.JSONDecodeError):
+        return None
+    names = ("done", "accuracy", "loss", "images_per_second")
+    return RunProgress(**{name: given.get(name) for name in names})
+
+
+def write(**record: Any) -> None:
+    """Writes a run's record to GRADWIRE_RESULT. Call it before the store is closed.
+
+    Does nothing where GRADWIRE_RESULT is not set, and on ranks other than 0.
+
+    Args:
+        record: fields as in RunResult. "accuracy_per_epoch" or "loss_per_epoch" is required. gradwire measures the
+            bytes, codec seconds, images per second, seconds per epoch and steps that the script does not give
+            (stores/run_meter.py). A field that is given as None stays unknown.
+
+    Raises: ValueError: a field that `gradwire ab` could not use.
     """
     values = settings.read()
     if values.result is None or values.rank not in (None, 0):
         return
-    parse(record)
+    given = parse(record)
+    if (meter := run_meter.current()) is not None:
+        figures = meter.figures(len(given.per_epoch))
+        measured = {name: value for name, value in figures.items() if name not in record}
+        record = {**record, **measured, "measured": sorted(measured)}
     if values.compression is not None:
         record = {"took_compression": codec_override.is_taken()} | record
     path = Path(values.result)
@@ -89,7 +179,7 @@ def read(path: Path) -> RunResult:
 
     Raises:
         FileNotFoundError: nothing was written.
-        ValueError: it is no record; says what is wrong with which field.
+        ValueError: it is not a record; names the field and what is wrong with it.
     """
     try:
         record = json.loads(path.read_text(encoding="utf-8"))
@@ -101,14 +191,14 @@ def read(path: Path) -> RunResult:
 def parse(record: Any) -> RunResult:
     """Checks a record as JSON gives it.
 
-    Raises: ValueError: says what is wrong with which field.
+    Raises: ValueError: names the field and what is wrong with it.
     """
     if not isinstance(record, dict):
         raise ValueError(
             f"result: the record is {type(record).__name__}, expected an object with accuracy_per_epoch"
         )
     metric: Metric = "accuracy" if any(_values(record, f"accuracy{end}") for end in _ENDS) else "loss"
-    # A loss that is NaN is a result: an experiment has to say which codec diverged.
+    # A loss may be NaN: an experiment has to say which codec diverged.
     per_epoch = next((found for end in _ENDS if (found := _numbers(record, metric + end))), None)
     if per_epoch is None:
         fields = ", ".join(sorted(record)) or "nothing"
@@ -135,6 +225,7 @@ def parse(record: Any) -> RunResult:
         seconds,
         weights_sha256=record.get("weights_sha256"),
         took_compression=record.get("took_compression"),
+        measured=tuple(record.get("measured", ())),
         **numbers,
     )
 
@@ -151,7 +242,7 @@ def _values(record: dict[str, Any], name: str) -> tuple[float, ...] | None:
 
 
 def _numbers(record: dict[str, Any], name: str) -> tuple[float, ...] | None:
-    """As _values(), NaN and infinity among them."""
+    """Returns what _values() does, and lets NaN and infinity pass."""
     given = record.get(name)
     if given is None or given == []:
         return None

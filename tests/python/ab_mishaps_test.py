@@ -76,8 +76,7 @@ def test_an_arm_that_diverges_is_worse_and_the_others_survive(tmp_path: Path, va
     assert none["loss"] == pytest.approx(1.105)
     assert half["judgement"] == "no difference seen"
     assert "int8 diverged in 2 of 2 runs" in record["verdict"]
-    page = (tmp_path / "report/index.html").read_text()
-    assert record["verdict"] in page
+    assert "diverged in 2 of 2 runs" in (tmp_path / "report/index.html").read_text()
     assert "diverged: worse" in " ".join(done.stdout.split())
 
 
@@ -116,7 +115,7 @@ def test_ctrl_c_leaves_the_page_and_the_record_of_what_has_ended(tmp_path: Path)
     record = record_of(tmp_path)
     assert [len(arm["per_seed"]) for arm in record["arms"]] == [1, 0, 0]
     assert record["verdict"].startswith("After 1 of 9 runs: ")
-    assert record["verdict"] in (tmp_path / "report/index.html").read_text()
+    assert "After 1 of 9 runs." in (tmp_path / "report/index.html").read_text()
 
 
 def test_a_result_is_confirmed_on_fresh_seeds(tmp_path: Path) -> None:
@@ -144,7 +143,7 @@ class Closed(HTMLParser):
         self.open: list[str] = []
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        if tag not in ("meta", "br"):
+        if tag not in ("meta", "br", "wbr"):
             self.open.append(tag)
 
     def handle_endtag(self, tag: str) -> None:
@@ -160,16 +159,16 @@ FAILED = RunFailed("int8", 0, "worker 1 <ended>", 9, ["a & b"])
     [
         ([], "no run has ended"),
         ([ended("none", 0, 1.0)], "no run has ended"),
-        ([ended("int8", 0, 1.0)], "nothing of none to compare it with"),
+        ([ended("int8", 0, 1.0)], "nothing of no compression to compare it with"),
         ([FAILED], "failed"),
         ([ended("none", 0, 1.0), ended("int8", 1, 1.0), FAILED], "failed"),
         ([ended("none", 0, 1.0), ended("int8", 0, 1.0, NAN)], "diverged: worse"),
         ([ended("none", 0, 1.0), ended("int8", 0, math.inf, 1.0)], "diverged: worse"),
-        ([ended("none", 0, NAN), ended("int8", 0, NAN)], "diverged, as none did"),
-        ([ended("none", 0, NAN), ended("int8", 0, 1.0)], "nothing of none to compare it with"),
+        ([ended("none", 0, NAN), ended("int8", 0, NAN)], "diverged, as no compression did"),
+        ([ended("none", 0, NAN), ended("int8", 0, 1.0)], "nothing of no compression to compare it with"),
         (
             [ended("none", 0, NAN), ended("int8", 0, 1.0), ended("none", 1, 1.0), ended("int8", 1, 1.0)],
-            "inconclusive, more seeds are needed",
+            "inconclusive, one seed has no spread: run 3 seeds or more",
         ),
     ],
 )

@@ -9,19 +9,21 @@ from pathlib import Path
 
 import pytest
 from gradwire.ab.experiment import Run
+from gradwire.ab.names import arm_name
 from gradwire.ab.report import page, summary_rows, write_page
 from gradwire.ab.summary import Outcome, summarise
 from gradwire.report.chart import (
     Axis,
     Bar,
+    Crossing,
     Panel,
     Series,
-    bar_chart,
     line_chart,
     linear_ticks,
     panel_chart,
     standalone,
 )
+from gradwire.report.page import prose, table
 from gradwire.result import RunResult
 
 ARMS = ("none", "2bit:threshold=auto", "2bit:threshold=auto,reply=2bit", "<script>alert(1)</script>")
@@ -48,7 +50,7 @@ def experiment(seeds: int = 3, bytes_known: bool = True) -> Outcome:
 class Checker(HTMLParser):
     """Collects what a page refers to, and checks that every element is closed in order."""
 
-    VOID = frozenset({"meta", "br", "link", "img"})
+    VOID = frozenset({"meta", "br", "link", "img", "wbr"})
 
     def __init__(self) -> None:
         super().__init__()
@@ -91,17 +93,23 @@ def test_page_is_self_contained_and_complete() -> None:
     assert "link" not in checker.seen
     assert not re.search(r"https?://|@import|url\(", text)
     for arm in ARMS:
-        assert checker.text.count(arm) >= 4  # legend, both tables, verdict or record
-    assert found.verdict in checker.text
+        assert checker.text.count(arm_name(arm)) >= 4  # legend, both tables, conclusions or record
+    words = checker.text.replace("\xa0", " ")
+    assert found.headline in words
+    for text in found.conclusions:
+        assert text in words
     assert "the link is NOT shaped" in checker.text
     assert FACTS["command"] in checker.text
-    assert checker.seen.count("figure") == 5
+    assert checker.seen.count("figure") == 2
+    assert "0 us" not in checker.text
+    order = [found.headline, "Accuracy against time", "Accuracy against bytes", "Means over", "How this was"]
+    places = [words.index(text) for text in order]
+    assert places == sorted(places)
 
 
 def test_page_without_bytes_says_so() -> None:
     text = checked(page(experiment(bytes_known=False), FACTS)).text
-    assert "give no bytes_per_step and steps" in text
-    assert "not given by the script" in text
+    assert "a record has no bytes" in text
 
 
 def test_page_of_one_seed_and_of_one_arm() -> None:
@@ -121,7 +129,9 @@ def test_summary_rows_by_hand() -> None:
     titles, rows = summary_rows(experiment())
     assert len(titles) == len(rows[0]) == len(rows[3])
     row = dict(zip(titles, rows[1], strict=True))
-    assert row["difference to none"] == "-0.10 [-0.10, -0.10] points"
+    assert row["difference to no compression"] == "-0.10 [-0.10, -0.10] points"
+    assert row["time to 90 %"] == "not reached"  # worse by 0.10 points under every seed
+    assert (row["times sooner"], rows[0][3]) == ("-", "30 s")
     assert row["speed"] == "2x [2x, 2x]"
     assert (row["bytes/step"], row["fewer bytes"]) == ("500 KB", "2.0x")
     assert rows[0][2] == "-"
@@ -148,6 +158,38 @@ def test_line_chart_is_to_scale() -> None:
     band = points(svg, "polygon")[0]
     assert len(band) == 4
     assert min(y for _, y in band) < a1[1] < max(y for _, y in band)
+
+
+def test_a_crossing_leads_down_to_the_axis_and_texts_keep_apart() -> None:
+    near = [Crossing(0, 2.0, "2.0 s"), Crossing(1, 2.1, "2.1 s"), Crossing(1, 3.0, "3.0 s")]
+    svg = line_chart(SERIES, "time", "accuracy", str, str, (0.3, "target"), crossings=near)
+    ElementTree.fromstring(svg)
+    lines = re.findall(r'<path d="M([\d.]+) ([\d.]+)V([\d.]+)"', svg)
+    (_, (x, y)), _ = points(svg, "polyline")
+    assert float(lines[0][0]) == pytest.approx(x, abs=0.2)
+    assert {float(top) for _, top, _ in lines} != {y}
+    assert len({(top, bottom) for _, top, bottom in lines}) == 1
+    heights = [float(re.search(rf'y="([\d.]+)"[^>]*>{each.text}<', svg)[1]) for each in near]  # type: ignore[index]
+    assert heights[0] == heights[2]
+    assert heights[1] == heights[0] - 17
+    assert re.search(r'text-anchor="end"[^>]*>3.0 s<', svg)  # it would leave the chart
+
+
+def test_an_axis_may_have_other_words_than_its_points() -> None:
+    svg = line_chart(SERIES, "seconds", "accuracy", lambda x: f"{x:g} s", str, x_tick=lambda x: f"{x:g}")
+    assert ">0<" in svg
+    assert "at 2 s</title>" in svg
+
+
+def test_a_fitted_table_names_each_cell_for_phones() -> None:
+    text = table(["arm", "time to 74 %"], [["2bit:reply=2bit", "6 s\n[5, 7]"], ["none", "-"]], fitted=True)
+    assert '<td data-title="time to 74 %"><span>6 s<small>[5, 7]</small></span></td>' in text
+    assert "2bit:<wbr>reply=2bit" in text
+    assert 'class="empty"' in text
+
+
+def test_a_number_keeps_its_unit_on_its_line() -> None:
+    assert prose("at 74 % after 6.2 s & 4.8 times") == "at 74&nbsp;% after 6.2&nbsp;s &amp; 4.8&nbsp;times"
 
 
 def test_line_chart_goes_logarithmic_only_where_it_must() -> None:
@@ -180,14 +222,6 @@ def test_constant_curve_is_drawn() -> None:
     ElementTree.fromstring(line_chart(flat, "x", "y", str, str))
 
 
-def test_bars_are_to_scale_and_start_at_zero() -> None:
-    svg = bar_chart("t", [Bar("a", 10.0), Bar("b", 5.0, (4.0, 6.0)), Bar("c", None), Bar("d", 0.0)], str)
-    ElementTree.fromstring(svg)
-    widths = [float(width) for width in re.findall(r'<rect x="6"[^>]*? width="([\d.]+)"', svg)]
-    assert widths[0] == pytest.approx(2 * widths[1], abs=0.2)
-    assert len(widths) == 3
-
-
 def test_panels_are_to_scale_each_on_its_own_axis_and_stand_alone() -> None:
     first = Panel("1 < 2", (Bar("a", 10.0, (9.0, 20.0), 5.0, "x"), Bar("b", 5.0, colour=1), Bar("c", None)))
     svg = standalone(panel_chart([first, Panel("far", (Bar("d", 0.001),))], str))
@@ -201,11 +235,6 @@ def test_panels_are_to_scale_each_on_its_own_axis_and_stand_alone() -> None:
     assert float(tick) + 3 - 27 == pytest.approx(widths[1], abs=0.2)
     assert "10.0, x" in svg
     assert "not measured" in svg
-
-
-def test_bars_of_nothing() -> None:
-    ElementTree.fromstring(bar_chart("t", [Bar("a", None)], str))
-    ElementTree.fromstring(bar_chart("t", [Bar("a", 0.0)], str))
 
 
 @pytest.mark.parametrize(

@@ -1,10 +1,11 @@
-"""`gradwire ab` on a terminal: live progress, then one table, the verdict and the page's path."""
+"""`gradwire ab` on a terminal: progress while it runs, then the headline, a table, what to conclude, and the page."""
 
 from __future__ import annotations
 
 import shlex
 import signal
 import sys
+import textwrap
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +15,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from gradwire.ab.conclusions import basis, write_target
 from gradwire.ab.experiment import (
     UNSHAPED,
     Conditions,
@@ -25,51 +27,23 @@ from gradwire.ab.experiment import (
     network,
     run_plan,
 )
+from gradwire.ab.names import link_name
+from gradwire.ab.progress_view import ProgressView
 from gradwire.ab.report import summary_rows, write_page
 from gradwire.ab.summary import Outcome, summarise
 from gradwire.launch.job import require_program
-from gradwire.launch.progress import LiveJob
 from gradwire.launch.supervisor import check_job
 from gradwire.terminal.json_option import write_json
 from gradwire.terminal.machine import gradwire_version, machine_description
 
 
-class ProgressView(LiveJob):
-    """Shows a bar, the arm and seed under way, and rank 0's last line. On a plain stream: a line per run."""
-
-    def __init__(self, console: Console, total: int) -> None:
-        super().__init__(console, "runs", total)
-
-    def started(self, arm: str, seed: int) -> None:
-        self.begin(f"{arm}, seed {seed}")
-        if not self.is_live:
-            self.console.print(f"{arm}, seed {seed} ...", highlight=False)
-
-    def finished(self, run: Run) -> None:
-        self.advance()
-        value = (
-            f"{100 * run.result.final:.2f} %"
-            if run.result.metric == "accuracy"
-            else f"{run.result.final:.4g}"
-        )
-        if run.result.diverged:
-            value = f"{run.result.final:.4g}, diverged"
-        speed = run.result.images_per_second
-        images = f", {speed:.0f} images/s" if speed is not None else ""
-        text = f"{run.arm}, seed {run.seed}: {run.result.metric} {value}{images}, {run.wall_seconds:.1f} s"
-        self.console.print(text, highlight=False)
-
-    def failed(self, failure: RunFailed) -> None:
-        self.advance()
-        show_failure(failure, self.console)
-        self.console.print(Text(f"{failure}: failed", style="bold"), soft_wrap=True)
-
-
 @dataclass(frozen=True)
 class Ended:
-    """An experiment that has ended. exit_code: 0, or that of the first run that failed, or of the signal that came.
+    """An experiment that has ended.
 
-    cause: of an exit_code that is not 0.
+    Attributes:
+        exit_code: 0, or that of the first run that failed, or 128 and the signal that came.
+        cause: why exit_code is not 0.
     """
 
     outcome: Outcome
@@ -78,16 +52,17 @@ class Ended:
 
 
 def run_experiment(plan: Plan, target: float | None, json_file: str | None, console: Console) -> Ended:
-    """Runs plan, and shows the table and verdict on console.
+    """Runs plan, and shows progress and results on console.
 
-    The page and the record are written after each run: what ends this process leaves the runs that had ended.
+    The page and the record are written after each run. So if this process is ended, the results so far are kept.
 
     Args:
-        json_file: as JsonOption has it. stdout gets one record, at the end.
+        target: None: one that all arms reach (target.common_target).
+        json_file: where the record goes, as in JsonOption. "-" is stdout, which gets one record at the end.
 
     Raises:
-        ValueError: an arm is no codec, or a setting of the environment is bad.
-        OSError: a program is not there.
+        ValueError: an arm is not a codec, or a setting in the environment is not valid.
+        OSError: a program is missing.
     """
     check_arms(plan.arms)
     require_program("ab", plan.command)
@@ -108,7 +83,7 @@ def run_experiment(plan: Plan, target: float | None, json_file: str | None, cons
                 "workers, servers": f"{plan.workers}, {plan.workers if plan.servers is None else plan.servers}",
                 "link": _describe_link(conditions),
                 "seeds": ", ".join(map(str, plan.seeds))
-                + "; arms interleaved, order rotated from seed to seed",
+                + "; arms run one after the other, in an order that rotates from seed to seed",
                 "machine": machine,
                 "started": f"{started_at}, {time.monotonic() - begin:.0f} s in all",
                 "gradwire": gradwire_version(),
@@ -120,7 +95,7 @@ def run_experiment(plan: Plan, target: float | None, json_file: str | None, cons
 
         if warning:
             console.print(Text(f"NOTE: {warning}", style="bold yellow"))
-        with ProgressView(console, expected) as view:
+        with ProgressView(console, plan.arms, len(plan.seeds)) as view:
             try:
                 for run in run_plan(plan, conditions, view):
                     ended.append(run)
@@ -149,33 +124,38 @@ def _warning(plan: Plan, conditions: Conditions) -> str | None:
         return None
     return (
         f"the link is NOT shaped to {plan.bandwidth}: {conditions.reason}. All processes share one "
-        "loopback, so speeds say nothing about a slow network; accuracy and bytes are not affected."
+        "loopback interface, so times say nothing about a slow network. Accuracy and bytes are not affected."
     )
 
 
 def _describe_link(conditions: Conditions) -> str:
     if conditions.link == UNSHAPED:
-        return "unshaped: loopback of one machine"
-    return f"{conditions.link} each way at every worker and server, each in a network namespace of its own"
+        return "not shaped: loopback of one machine"
+    rate = link_name(conditions.link)
+    return (
+        f"{rate} each way; each worker and server has its own rate-limited virtual link, all on one machine"
+    )
 
 
 def show(outcome: Outcome, page: Path, console: Console) -> None:
-    """Writes the table, the verdict and where the page is."""
+    """Writes the headline, the table, what to conclude, and where the page is."""
     titles, rows = summary_rows(outcome)
-    table = Table(box=SIMPLE_HEAD, title=f"link: {outcome.link}", title_justify="left", title_style="dim")
+    table = Table(box=SIMPLE_HEAD, title=basis(outcome), title_justify="left", title_style="dim")
     table.add_column(titles[0])
-    for arm in rows:  # an arm is a column: this fits 80 characters
+    for arm in rows:  # one column per arm, which fits 80 characters
         table.add_column(arm[0], justify="right", overflow="fold")
     for index, title in enumerate(titles[1:], start=1):
         cells = [arm[index] for arm in rows]
         if any(cell != "-" for cell in cells):
             table.add_row(title, *cells)
+    console.print()
+    console.print(Text(outcome.headline, style="bold"))
     console.print(table)
-    console.print(Text(outcome.verdict, style="bold"))
-    console.print(f"report: {page}", highlight=False, soft_wrap=True)
-
-
-def show_failure(failure: RunFailed, console: Console) -> None:
-    """Writes the last lines of the process at fault."""
-    for line in failure.last_lines:
-        console.print(Text(f"  | {line}", style="dim"), soft_wrap=True)
+    width = min(console.width, 100)
+    for text in outcome.conclusions:
+        lines = textwrap.fill(
+            text, width, initial_indent="- ", subsequent_indent="  ", break_on_hyphens=False
+        )
+        console.print(Text(lines), soft_wrap=True)
+    console.print(Text(f"target: {write_target(outcome)}, {outcome.target_reason}", style="dim"))
+    console.print(f"report: {page}", highlight=False, markup=False, soft_wrap=True)

@@ -1,7 +1,7 @@
 """An A/B experiment: the same training command under several codecs and seeds, interleaved.
 
-Arms are compared on the same seeds. Runs go seed by seed, the order of the arms rotated, so that a machine
-that slows down or warms up weighs on all arms alike.
+Arms are compared on the same seeds. Runs go seed by seed, and the order of the arms rotates. So a machine that slows
+down or warms up affects all arms alike.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import math
 import re
 import statistics
 import tempfile
+import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -20,11 +21,12 @@ from typing import Any, Protocol
 from gradwire import result
 from gradwire.launch.child import Host, Line, LocalHost
 from gradwire.launch.supervisor import Placement, run_job
-from gradwire.result import RunResult
+from gradwire.result import RunProgress, RunResult
 from gradwire.settings.units import parse_rate
 
 UNSHAPED = "unshaped"
 _LAST_LINES = 20
+_PROGRESS_SECONDS = 0.25  # between two looks at a run's progress
 
 
 @dataclass(frozen=True)
@@ -32,9 +34,9 @@ class Plan:
     """What to run.
 
     Attributes:
-        arms: codec specs; the first is the one that the others are compared with.
+        arms: codec specs. The first is the baseline, with which the others are compared.
         servers: None: one per worker.
-        bandwidth: of each host's link, as "100mbit"; None: not shaped.
+        bandwidth: rate of each host's link, as "100mbit". None: not shaped.
         report: folder for the page and the logs.
     """
 
@@ -49,17 +51,19 @@ class Plan:
     def __post_init__(self) -> None:
         if not self.arms:
             raise ValueError(
-                "ab: no --arm: give at least one codec, such as --arm none --arm 2bit:threshold=auto"
+                "ab: no --arm was given: name at least one codec, for example --arm none --arm 2bit"
             )
         if twice := [arm for arm in self.arms if self.arms.count(arm) > 1]:
-            raise ValueError(f"ab: --arm {twice[0]} is given twice: each arm once; --seeds repeats runs")
+            raise ValueError(
+                f"ab: --arm {twice[0]} is given twice: name each arm once, and repeat runs with --seeds"
+            )
         if not self.seeds:
             raise ValueError("ab: --seeds 0: expected at least 1")
         if self.bandwidth is not None:
             parse_rate(self.bandwidth)
 
     def order(self) -> Iterator[tuple[str, int]]:
-        """Yields (arm, seed), seed by seed, each seed beginning with another arm."""
+        """Yields (arm, seed) seed by seed. Each seed begins with another arm."""
         for index, seed in enumerate(self.seeds):
             turn = index % len(self.arms)
             for arm in (*self.arms[turn:], *self.arms[:turn]):
@@ -76,22 +80,28 @@ class Run:
     wall_seconds: float
 
     def seconds(self) -> tuple[float, ...]:
-        """Seconds at the end of each epoch; where the script gave none, its whole time in equal parts."""
+        """Returns the seconds at the end of each epoch. If the record has none, the whole run's time in equal parts."""
         if self.result.seconds_per_epoch is not None:
             return self.result.seconds_per_epoch
         epochs = len(self.result.per_epoch)
         return tuple(self.wall_seconds * (index + 1) / epochs for index in range(epochs))
 
     def bytes(self) -> tuple[float, ...] | None:
-        """One worker's bytes at the socket by the end of each epoch, without what start-up took."""
-        if self.result.bytes_per_step is None or self.result.steps is None:
+        """Returns one worker's bytes at the socket by the end of each epoch. None: the record has none.
+
+        Start-up is left out where the bytes of a step and the number of steps are known.
+        """
+        if self.result.bytes_per_step is not None and self.result.steps is not None:
+            total = self.result.bytes_per_step * self.result.steps
+        elif self.result.bytes_total is not None:
+            total = self.result.bytes_total
+        else:
             return None
         epochs = len(self.result.per_epoch)
-        total = self.result.bytes_per_step * self.result.steps
         return tuple(total * (index + 1) / epochs for index in range(epochs))
 
     def speed(self) -> float:
-        """Images per second, or epochs per second where the script gave none; only ratios are used."""
+        """Returns images per second, or epochs per second if the record has none. Only ratios of it are used."""
         return self.result.images_per_second or len(self.result.per_epoch) / self.seconds()[-1]
 
     def record(self) -> dict[str, Any]:
@@ -110,9 +120,9 @@ class Run:
 
 
 def check_arms(arms: Sequence[str]) -> None:
-    """Finds a misspelt arm before hours of runs.
+    """Finds a misspelt arm before the first run.
 
-    Raises: ValueError: an unknown codec, parameter or reply; names the nearest valid one.
+    Raises: ValueError: an unknown codec, parameter or reply; the text names the nearest valid one.
     """
     try:
         from gradwire.compress import Compression
@@ -128,20 +138,24 @@ def check_arms(arms: Sequence[str]) -> None:
 
 
 class Progress(Protocol):
-    """Is told what happens, as it happens."""
+    """Shows an experiment while it runs.
+
+    Threading: moved() is called from a thread of its own, the others from the thread that called run_plan().
+    """
 
     def started(self, arm: str, seed: int) -> None: ...
     def line(self, line: Line) -> None: ...
+    def moved(self, progress: RunProgress) -> None: ...
     def finished(self, run: Run) -> None: ...
     def failed(self, failure: RunFailed) -> None: ...
 
 
 class RunFailed(Exception):
-    """One arm failed under one seed. It costs the other runs nothing.
+    """One arm failed under one seed. The other runs go on.
 
     Attributes:
-        exit_code: the failing process's own.
-        last_lines: of its output.
+        exit_code: that of the process that failed.
+        last_lines: the end of its output.
     """
 
     def __init__(
@@ -164,7 +178,7 @@ class RunFailed(Exception):
 
 
 class Interrupted(Exception):
-    """A signal ended the experiment; the runs that had ended before are kept."""
+    """A signal ended the experiment. Runs that had ended before are kept."""
 
     def __init__(self, text: str, exit_code: int) -> None:
         super().__init__(text)
@@ -177,11 +191,11 @@ class Conditions:
 
     link: str = UNSHAPED
     placement: Placement | None = None
-    reason: str | None = None  # why the link is not as asked for
+    reason: str | None = None  # why the link is not as asked for; None: it is
 
 
 class Placed(Protocol):
-    """What network() needs to know of a plan; Plan says what they are."""
+    """What network() needs of a plan. Plan documents these attributes."""
 
     @property
     def workers(self) -> int: ...
@@ -193,7 +207,7 @@ class Placed(Protocol):
 
 @contextmanager
 def network(plan: Placed) -> Iterator[Conditions]:
-    """Gives every worker and server a host of its own behind a link of plan.bandwidth, if possible."""
+    """Gives every worker and server its own host behind a link of plan.bandwidth, if that is possible here."""
     if plan.bandwidth is None:
         yield Conditions()
         return
@@ -219,7 +233,7 @@ def network(plan: Placed) -> Iterator[Conditions]:
 
 @dataclass
 class _Log:
-    """Keeps a run's output in a file, and the last lines of each process for when it fails."""
+    """Writes a run's output to a file, and keeps each process's last lines in case it fails."""
 
     path: Path
     progress: Progress
@@ -239,13 +253,13 @@ class _Log:
 
 
 def run_plan(plan: Plan, conditions: Conditions, progress: Progress) -> Iterator[Run | RunFailed]:
-    """Runs all arms and seeds, one after the other, and yields each run as it ends.
+    """Runs all arms and seeds, one after the other, and yields each run when it ends.
 
-    A run that fails is yielded, too, and the others go on. Only where every arm has failed under the first seed, which
-    is the command's own fault, no further seed is tried.
+    A run that fails is yielded too, and the others go on. If every arm fails under the first seed, no other seed is
+    tried: then the command itself is at fault.
 
     Raises:
-        Interrupted: a signal came; nothing is left running.
+        Interrupted: a signal came. No process is left running.
     """
     logs = plan.report / "logs"
     logs.mkdir(parents=True, exist_ok=True)
@@ -258,7 +272,7 @@ def run_plan(plan: Plan, conditions: Conditions, progress: Progress) -> Iterator
             first = first or run
             if first.result.metric != run.result.metric:
                 metrics = f"{run.result.metric}, but {first.arm} gave {first.result.metric}"
-                cause = f"the record gives {metrics}: all runs must give the same"
+                cause = f"the record has {metrics}: all runs must write the same metric"
                 raise RunFailed(arm, seed, cause, 1)
         except RunFailed as failure:
             progress.failed(failure)
@@ -270,6 +284,28 @@ def run_plan(plan: Plan, conditions: Conditions, progress: Progress) -> Iterator
             return
 
 
+@contextmanager
+def _followed(record: Path, progress: Progress) -> Iterator[None]:
+    """Shows what a run says of its progress, while the block runs it."""
+    ended = threading.Event()
+
+    def follow() -> None:
+        last: RunProgress | None = None
+        while not ended.wait(_PROGRESS_SECONDS):
+            found = result.read_progress(record)
+            if found is not None and found != last:
+                progress.moved(found)
+                last = found
+
+    thread = threading.Thread(target=follow, name="gradwire-ab-progress", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+
+
 def _run_one(plan: Plan, arm: str, seed: int, conditions: Conditions, log: _Log) -> Run:
     with tempfile.TemporaryDirectory(prefix="gradwire-ab-") as folder:
         path = Path(folder) / "result.json"
@@ -278,7 +314,7 @@ def _run_one(plan: Plan, arm: str, seed: int, conditions: Conditions, log: _Log)
             return {"GRADWIRE_RESULT": str(path if rank == 0 else path.with_name(f"result-{rank}.json"))}
 
         try:
-            with log.open() as output:
+            with log.open() as output, _followed(path, log.progress):
                 job = run_job(
                     plan.command,
                     plan.workers,
@@ -298,19 +334,22 @@ def _run_one(plan: Plan, arm: str, seed: int, conditions: Conditions, log: _Log)
         try:
             record = result.read(path)
         except FileNotFoundError:
-            what = "the command ended well but wrote nothing to GRADWIRE_RESULT"
+            what = "the command ended with exit code 0 but wrote nothing to GRADWIRE_RESULT"
             how = "call gradwire.result.write(accuracy_per_epoch=[...]) at its end"
             raise RunFailed(arm, seed, f"{what}: {how}", 1) from None
         except ValueError as error:
             raise RunFailed(arm, seed, str(error), 1) from None
         if record.took_compression is False and arm != "none":
-            what = "the command has compressed nothing by GRADWIRE_COMPRESSION"
-            how = "call store.set_gradient_compression(...), or wrap the optimizer, for which it stands then"
+            what = "no store of the command used the codec of GRADWIRE_COMPRESSION"
+            how = (
+                "call store.set_gradient_compression(...) or wrap the optimizer; the variable then replaces the codec "
+                "that is given there"
+            )
             raise RunFailed(arm, seed, f"{what}: {how}", 1)
     return Run(arm, seed, record, job.wall_seconds)
 
 
 def mean_or_none(values: Sequence[float | None]) -> float | None:
-    """Returns the mean, or None where any value is missing."""
+    """Returns the mean, or None if any value is missing."""
     present = [value for value in values if value is not None]
     return statistics.fmean(present) if present and len(present) == len(values) else None

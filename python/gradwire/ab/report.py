@@ -1,22 +1,40 @@
-"""Writes an A/B experiment as one self-contained HTML page: no script, font or file from elsewhere."""
+"""Writes an A/B experiment as one HTML page that loads nothing: no script, no font, no file."""
 
 from __future__ import annotations
 
 import html
 import itertools
 import math
+import re
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
-from gradwire.ab.experiment import UNSHAPED, Run, RunFailed
+from gradwire.ab.conclusions import basis, write_seconds, write_target
+from gradwire.ab.experiment import Run, RunFailed
+from gradwire.ab.names import link_name
 from gradwire.ab.summary import ArmSummary, Outcome, write_interval
-from gradwire.report.chart import COLOURS, Bar, Series, bar_chart, line_chart, marker
-from gradwire.report.page import document, facts_list, record_section, table, write_document
+from gradwire.report.chart import COLOURS, Crossing, Series, line_chart, marker
+from gradwire.report.page import document, facts_list, prose, record_section, table, write_document
 from gradwire.settings.units import format_bytes, format_duration
 
 Value = TypeVar("Value")
+_BRACKETS = re.compile(r"^(.*) (\[.*\])(.*)$")
+
+
+class _Scale(NamedTuple):
+    """The unit of an x axis."""
+
+    size: float
+    name: str
+
+    def tick(self, value: float) -> str:
+        return f"{value / self.size:.4g}"
+
+
+_SECONDS = (_Scale(3600, "hours"), _Scale(60, "minutes"), _Scale(1, "seconds"), _Scale(1e-3, "milliseconds"))
+_BYTES = (_Scale(1e12, "TB"), _Scale(1e9, "GB"), _Scale(1e6, "MB"), _Scale(1e3, "KB"), _Scale(1, "bytes"))
 
 
 def write_page(folder: Path, outcome: Outcome, facts: Mapping[str, str], warning: str | None = None) -> Path:
@@ -24,43 +42,73 @@ def write_page(folder: Path, outcome: Outcome, facts: Mapping[str, str], warning
 
     Args:
         facts: how the experiment was done, by name: command, machine, seeds and so on.
-        warning: what readers must know before the figures, if anything.
+        warning: what readers must know before they read the figures. None: nothing.
     """
     return write_document(folder, page(outcome, facts, warning))
 
 
 def page(outcome: Outcome, facts: Mapping[str, str], warning: str | None = None) -> str:
-    """Returns the page's HTML."""
-    arms = [arm.arm for arm in outcome.arms]
-    title = f"{arms[0]} against {', '.join(arms[1:])}" if len(arms) > 1 else arms[0]
-    link = "unshaped link" if outcome.link == UNSHAPED else f"link of {outcome.link}"
+    """Returns the page's HTML: what to conclude, accuracy against time and bytes, a table, how it was measured."""
+    names = [arm.name for arm in outcome.arms]
+    title = f"{names[0]} against {', '.join(names[1:])}" if len(names) > 1 else names[0]
     used = {run.seed for arm in outcome.arms for run in arm.runs} | {run.seed for run in _failures(outcome)}
-    seeds = ", ".join(map(str, sorted(used)))
+    seeds = f"seed{'s' if len(used) != 1 else ''} {', '.join(map(str, sorted(used)))}"
+    kicker = f"gradwire A/B experiment: {title}. Link: {link_name(outcome.link)}, {seeds}"
     sections = [
-        f"<h1>{html.escape(title)}</h1>",
-        f'<p class="sub">gradwire A/B experiment, {html.escape(link)}, seeds {seeds}</p>',
+        f'<p class="kicker">{html.escape(kicker)}</p>',
+        f"<h1>{prose(outcome.headline)}</h1>",
         f'<p class="warning">{html.escape(warning)}</p>' if warning else "",
-        f'<p class="verdict">{html.escape(outcome.verdict)}</p>',
-        _legend(arms),
+        _so_far(outcome),
+        _conclusions(outcome),
+        _legend(names),
         f'<div class="grid curves">{"".join(_curves(outcome))}</div>',
-        f'<div class="grid bars">{"".join(_bars(outcome.arms))}</div>',
         "<h2>Means over the seeds</h2>",
-        table(*summary_rows(outcome)),
-        f"<p class='sub'>Target: {_target(outcome)}{html.escape(outcome.target_reason)}.</p>",
-        "<h2>Every run</h2>",
-        table(*_run_rows(outcome)),
+        table(*_two_lines(*summary_rows(outcome)), fitted=True),
         *_failure_sections(outcome),
         "<h2>How this was measured</h2>",
+        *(f"<p>{text}</p>" for text in _methods(outcome)),
         facts_list(facts),
+        "<h2>Every run</h2>",
+        table(*_run_rows(outcome), fitted=True),
         record_section(outcome.record()),
     ]
     return document(f"{title} - gradwire ab", sections)
 
 
-def _target(outcome: Outcome) -> str:
-    if outcome.target is None:
+def _so_far(outcome: Outcome) -> str:
+    if outcome.ended_runs >= outcome.expected_runs:
         return ""
-    return f"{outcome.metric} {write_metric(outcome, outcome.target)}, "
+    return f'<p class="warning">After {outcome.ended_runs} of {outcome.expected_runs} runs.</p>'
+
+
+def _conclusions(outcome: Outcome) -> str:
+    texts = outcome.conclusions
+    if not texts:
+        return ""
+    advice, *rest = (prose(text) for text in texts)
+    paragraphs = [f'<p class="advice">{advice}</p>', *(f"<p>{text}</p>" for text in rest)]
+    note = html.escape(basis(outcome))
+    return f'<div class="verdict">{"".join(paragraphs)}<p class="basis">{note}.</p></div>'
+
+
+def _methods(outcome: Outcome) -> list[str]:
+    """Says where the target comes from, and what the figures are, in HTML."""
+    texts = []
+    if outcome.target is not None:
+        texts.append(
+            f"Target: {write_target(outcome)}, {outcome.target_reason}. Time to the target is read off each run's "
+            "curve, on a straight line between two epochs."
+        )
+    measured = sorted({name for arm in outcome.arms for run in arm.runs for name in run.result.measured})
+    if measured:
+        names = ", ".join(name.replace("_", " ") for name in measured)
+        texts.append(f"Not given by the script, so measured by gradwire on worker 0: {names}.")
+    return [prose(text) for text in texts]
+
+
+def _two_lines(titles: list[str], rows: list[list[str]]) -> tuple[list[str], list[list[str]]]:
+    """Puts what stands in brackets on a second line of its cell."""
+    return titles, [[row[0], *(_BRACKETS.sub(r"\1\3\n\2", cell) for cell in row[1:])] for row in rows]
 
 
 def _failures(outcome: Outcome) -> list[RunFailed]:
@@ -68,7 +116,7 @@ def _failures(outcome: Outcome) -> list[RunFailed]:
 
 
 def _failure_sections(outcome: Outcome) -> list[str]:
-    """Each failed run with its last words."""
+    """Lists each failed run with the end of its output."""
     failures = _failures(outcome)
     if not failures:
         return []
@@ -89,8 +137,9 @@ def write_metric(outcome: Outcome, value: float) -> str:
 def summary_rows(outcome: Outcome) -> tuple[list[str], list[list[str]]]:
     """Returns titles and one row per arm, as both the page and the terminal show them."""
     titles = [
-        *("arm", f"final {outcome.metric}", f"difference to {outcome.arms[0].arm}", "images/s", "speed"),
-        *("bytes/step", "fewer bytes", "time to target", "codec time"),
+        *("arm", f"final {outcome.metric}", f"difference to {outcome.arms[0].name}"),
+        *(f"time to {write_target(outcome)}", "times sooner", "images/s", "speed"),
+        *("bytes/step", "fewer bytes", "codec time"),
     ]
     return titles, [_summary_row(outcome, arm) for arm in outcome.arms]
 
@@ -105,28 +154,40 @@ def _summary_row(outcome: Outcome, arm: ArmSummary) -> list[str]:
         final += f" \u00b1 {std:.2g}"
     if arm.failures and arm.runs:
         final += f", {len(arm.failures)} of {len(arm.failures) + len(arm.runs)} failed"
-    fewer = "-"
-    if arm is not base and arm.bytes_per_step and base.bytes_per_step:
-        fewer = f"{base.bytes_per_step / arm.bytes_per_step:.1f}x"
+    speed = "1x" if arm is base and arm.runs else "-"
+    if arm is not base and arm.speed_ratio is not None:
+        speed = write_interval(arm.speed_ratio, "{:.3g}x")
     return [
-        arm.arm,
+        arm.name,
         final,
         "-" if arm.difference is None else outcome.write_difference(arm.difference),
-        _or_dash(arm.images_per_second, "{:.0f}".format),
-        ("1x" if arm.runs else "-")
-        if arm is base
-        else _or_dash(arm.speed_ratio, lambda ratio: write_interval(ratio, "{:.3g}x")),
-        _or_dash(arm.bytes_per_step, format_bytes),
-        fewer,
         _reached(arm),
-        _or_dash(arm.codec_seconds, format_duration),
+        _sooner(outcome, arm),
+        _or_dash(arm.images_per_second, "{:,.0f}".format),
+        speed,
+        _or_dash(arm.bytes_per_step, format_bytes),
+        "-" if arm is base else _or_dash(outcome.times_fewer_bytes(arm), "{:.1f}x".format),
+        _or_dash(arm.codec_seconds, _codec_time),
     ]
 
 
 def _reached(arm: ArmSummary) -> str:
     if not arm.runs:
         return "-"
-    return "not reached" if arm.seconds_to_target is None else format_duration(arm.seconds_to_target)
+    return "not reached" if arm.seconds_to_target is None else write_seconds(arm.seconds_to_target)
+
+
+def _sooner(outcome: Outcome, arm: ArmSummary) -> str:
+    ratio = outcome.times_sooner(arm)
+    if arm is outcome.arms[0] or ratio is None:
+        return "-"
+    if arm.sooner is None or arm.sooner.low is None or arm.sooner.high is None:
+        return f"{ratio:.2g}x"
+    return f"{ratio:.2g}x [{arm.sooner.low:.2g}x, {arm.sooner.high:.2g}x]"
+
+
+def _codec_time(seconds: float) -> str:
+    return format_duration(seconds) if seconds else "0 s"
 
 
 def _or_dash(value: Value | None, form: Callable[[Value], str]) -> str:
@@ -150,14 +211,14 @@ def _run_rows(outcome: Outcome) -> tuple[list[str], list[list[str]]]:
             given = run.result
             rows.append(
                 [
-                    *(run.arm, str(run.seed), write_metric(outcome, given.final)),
-                    _or_dash(given.images_per_second, "{:.0f}".format),
+                    *(arm.name, str(run.seed), write_metric(outcome, given.final)),
+                    _or_dash(given.images_per_second, "{:,.0f}".format),
                     _or_dash(given.bytes_per_step, format_bytes),
-                    _or_dash(given.codec_seconds, format_duration),
+                    _or_dash(given.codec_seconds, _codec_time),
                     *(format_duration(run.wall_seconds), (given.weights_sha256 or "-")[:12]),
                 ]
             )
-        rows += [[failure.arm, str(failure.seed), "failed", *["-"] * 5] for failure in arm.failures]
+        rows += [[arm.name, str(failure.seed), "failed", *["-"] * 5] for failure in arm.failures]
     return titles, rows
 
 
@@ -170,28 +231,57 @@ def _legend(arms: Sequence[str]) -> str:
 
 
 def _curves(outcome: Outcome) -> list[str]:
-    target = outcome.target
-    reference = None if target is None else (target, f"target {write_metric(outcome, target)}")
-    charts: list[tuple[str, Callable[[Run], tuple[float, ...] | None], str, Callable[[float], str]]] = [
-        ("against time", Run.seconds, "training time", format_duration),
-        ("against bytes", Run.bytes, "bytes of one worker at the socket", format_bytes),
+    """Draws the metric against time, where each arm reaches the target, and against bytes."""
+    charts: list[tuple[str, Callable[[Run], tuple[float, ...] | None], str, tuple[_Scale, ...]]] = [
+        ("against time", Run.seconds, "{} of training", _SECONDS),
+        ("against bytes", Run.bytes, "{} that one worker sent and received", _BYTES),
     ]
     figures = []
-    for title, x_of, label, form in charts:
+    for title, x_of, label, scales in charts:
         series = [_series(arm, x_of) for arm in outcome.arms]
         present = [row for row in series if row is not None]
+        most = max((row.x[-1] for row in present if row.x), default=0.0)
         if len(present) < len(series):
-            chart = "<p>The script's records give no bytes_per_step and steps.</p>"
-        elif not any(row.x for row in present):
+            chart = (
+                "<p>Not known: a record has no bytes, and the script had no store that could count them.</p>"
+            )
+        elif most <= 0:
             chart = "<p>No run is finite.</p>"
         else:
-            chart = line_chart(
-                present, label, outcome.metric, form, lambda value: _metric_tick(outcome, value), reference
-            )
+            is_time = scales is _SECONDS
+            chart = _chart(outcome, present, label, scales, most, with_crossings=is_time)
         note = "mean over the seeds; band: lowest to highest"
         caption = f"{outcome.metric.capitalize()} {title} <small>({note})</small>"
         figures.append(f"<figure><figcaption>{caption}</figcaption>{chart}</figure>")
     return figures
+
+
+def _chart(
+    outcome: Outcome,
+    series: Sequence[Series],
+    label: str,
+    scales: tuple[_Scale, ...],
+    most: float,
+    *,
+    with_crossings: bool,
+) -> str:
+    scale = next((each for each in scales if most >= 2 * each.size), scales[-1])
+    target = outcome.target
+    crossings = [
+        Crossing(index, arm.seconds_to_target, write_seconds(arm.seconds_to_target))
+        for index, arm in enumerate(outcome.arms)
+        if arm.seconds_to_target is not None
+    ]
+    return line_chart(
+        series,
+        label.format(scale.name),
+        outcome.metric,
+        write_seconds if with_crossings else format_bytes,
+        lambda value: _metric_tick(outcome, value),
+        None if target is None else (target, f"target {write_target(outcome)}"),
+        crossings=crossings if with_crossings else (),
+        x_tick=scale.tick,
+    )
 
 
 def _metric_tick(outcome: Outcome, value: float) -> str:
@@ -206,30 +296,9 @@ def _series(arm: ArmSummary, x_of: Callable[[Run], tuple[float, ...] | None]) ->
     columns = zip(*(run.result.per_epoch for run in arm.runs), strict=False)
     metric = list(itertools.takewhile(lambda column: all(map(math.isfinite, column)), columns))
     return Series(
-        name=arm.arm,
+        name=arm.name,
         x=tuple(statistics.fmean(column) for column in zip(*xs, strict=False))[: len(metric)],
         y=tuple(statistics.fmean(column) for column in metric),
         low=tuple(min(column) for column in metric),
         high=tuple(max(column) for column in metric),
     )
-
-
-def _bars(arms: Sequence[ArmSummary]) -> list[str]:
-    charts: list[tuple[str, str, Callable[[float], str]]] = [
-        ("Images per second", "images_per_second", lambda value: f"{value:.0f}"),
-        ("Bytes per step", "bytes_per_step", format_bytes),
-        ("Codec time of one run", "codec_seconds", format_duration),
-    ]
-    return [
-        f"<figure>{bar_chart(title, [_bar(arm, name) for arm in arms], form)}</figure>"
-        for title, name, form in charts
-    ]
-
-
-def _bar(arm: ArmSummary, name: str) -> Bar:
-    values = [value for run in arm.runs if (value := getattr(run.result, name)) is not None]
-    if not arm.runs:
-        return Bar(arm.arm, None, note="no run has ended")
-    if len(values) < len(arm.runs):
-        return Bar(arm.arm, None)
-    return Bar(arm.arm, statistics.fmean(values), (min(values), max(values)))

@@ -1,34 +1,46 @@
-"""What an A/B experiment says: means, paired differences to the first arm, time to a target, a verdict."""
+"""The figures of an A/B experiment: means over seeds, paired differences to the first arm, times to the target."""
 
 from __future__ import annotations
 
 import statistics
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from gradwire.ab import conclusions
 from gradwire.ab.experiment import Run, RunFailed, mean_or_none
-from gradwire.report.paired_statistics import Interval, paired_difference, paired_ratio
+from gradwire.ab.names import arm_name
+from gradwire.ab.target import Target, common_target, first_crossing, seconds_to
+from gradwire.report.paired_statistics import (
+    MOST_SEEDS,
+    Interval,
+    paired_difference,
+    paired_ratio,
+    seeds_to_decide,
+)
 from gradwire.result import Metric
 
-_TARGET_MARGIN = 0.005  # of accuracy: half a point
-_LOSS_MARGIN = 0.02  # of the loss itself
+__all__ = ["ArmSummary", "Outcome", "first_crossing", "seconds_to", "summarise", "write_interval"]
+
 _WIDE_POINTS = 1.0
 _WIDE_LOSS = 0.05  # of the first arm's mean loss
+GIVEN = "given by --target"
 
 
 @dataclass(frozen=True)
 class ArmSummary:
-    """One arm over all seeds. Figures that a script did not give are None.
+    """One arm over all seeds. A figure that some run lacks is None.
 
     Attributes:
-        runs: that ended well, with a finite metric or without.
+        runs: those that ended well, whether their metric is finite or not.
         failures: the other runs.
-        final: mean over the runs; None: none ended, or one of them diverged.
-        seconds_to_target: None: a run did not reach it.
-        difference: final metric minus the first arm's, of the seeds under which both are finite; None: of none, or
-            this is the first arm.
-        speed_ratio: of the seeds under which both ended.
+        final: mean over the runs. None: no run ended, or one diverged.
+        seconds_to_target: mean over the runs. None: a run did not reach the target.
+        difference: final metric minus the first arm's, over the seeds under which both are finite. None: there is no
+            such seed, or this is the first arm.
+        speed_ratio: this arm's speed over the first arm's, over the seeds under which both ended.
+        sooner: the first arm's seconds to the target over this arm's, paired by seed. None: a run of either arm did
+            not reach it, or the arms have no seed in common.
     """
 
     arm: str
@@ -42,6 +54,11 @@ class ArmSummary:
     seconds_to_target: float | None
     difference: Interval | None
     speed_ratio: Interval | None
+    sooner: Interval | None = None
+
+    @property
+    def name(self) -> str:
+        return arm_name(self.arm)
 
     @property
     def diverged_runs(self) -> int:
@@ -53,7 +70,7 @@ class ArmSummary:
 
     @property
     def mishaps(self) -> list[str]:
-        """Says how many runs failed, and how many diverged, if any."""
+        """Says how many runs failed and how many diverged, if any."""
         all_runs = len(self.runs) + len(self.failures)
         texts = []
         if self.failures:
@@ -62,12 +79,18 @@ class ArmSummary:
             texts.append(f"diverged in {self.diverged_runs} of {all_runs} runs")
         return texts
 
+    def mean_bytes(self) -> float | None:
+        """Returns one worker's bytes in a whole run. None: some run does not say."""
+        spent = [run.bytes() for run in self.runs]
+        return mean_or_none([each[-1] if each is not None else None for each in spent])
+
 
 @dataclass(frozen=True)
 class Outcome:
     """Attributes:
     target: None: no run is finite, so none is chosen.
-    expected_runs: of all arms together; more than there are while the experiment is under way, or was interrupted.
+    target_reason: the rule, and the run that set the target.
+    expected_runs: of all arms together. More than have ended while the experiment is under way, or was interrupted.
     """
 
     metric: Metric
@@ -82,43 +105,51 @@ class Outcome:
         return sum(len(arm.runs) + len(arm.failures) for arm in self.arms)
 
     @property
-    def verdict(self) -> str:
-        """One sentence on every arm after the first, and on the first where it failed or diverged."""
-        base = self.arms[0]
-        clauses = [f"{base.arm} {text}" for text in base.mishaps]
-        clauses += [self._clause(arm, base) for arm in self.arms[1:]]
-        if len(self.arms) == 1:
-            clauses.append(f"Nothing to compare: {base.arm} was the only arm")
-        so_far = ""
-        if self.ended_runs < self.expected_runs:
-            so_far = f"After {self.ended_runs} of {self.expected_runs} runs: "
-        text = so_far + "; ".join(clauses)
-        if len(self.arms) == 1:
-            return f"{text}."
-        seeds = max(len(arm.runs) + len(arm.failures) for arm in self.arms)
-        how = "95 % intervals of the paired differences" if seeds > 1 else "one seed gives no interval"
-        return f"{text} ({seeds} seed{'s' if seeds != 1 else ''}, {how}; link: {self.link})."
+    def seeds(self) -> int:
+        """Returns under how many seeds an arm ran, at most."""
+        return max(len(arm.runs) + len(arm.failures) for arm in self.arms)
 
-    def _clause(self, arm: ArmSummary, base: ArmSummary) -> str:
-        said = [*arm.mishaps]
-        if arm.speed_ratio is not None:
-            speed = write_interval(arm.speed_ratio, "{:.3g}")
-            said.append(f"runs at {speed} times the speed of {base.arm}")
-        if arm.difference is not None:
-            said.append(f"{self.metric} differs by {self.write_difference(arm.difference)}")
-        return f"{arm.arm} {', '.join(said)}: {self.judge(arm)}" if said else f"{arm.arm}: {self.judge(arm)}"
+    @property
+    def headline(self) -> str:
+        """One sentence: when the soonest arm and the first arm reached the target, and where they ended."""
+        return conclusions.headline(self)
+
+    @property
+    def conclusions(self) -> list[str]:
+        """What a reader should conclude: advice first, then one paragraph per arm."""
+        return conclusions.conclusions(self)
+
+    @property
+    def verdict(self) -> str:
+        """The headline and all conclusions as one text."""
+        return conclusions.verdict(self)
+
+    def times_sooner(self, arm: ArmSummary) -> float | None:
+        """Returns the first arm's mean seconds to the target over arm's. None: one of them did not reach it."""
+        base = self.arms[0]
+        if not arm.seconds_to_target or base.seconds_to_target is None:
+            return None
+        return base.seconds_to_target / arm.seconds_to_target
+
+    def times_fewer_bytes(self, arm: ArmSummary) -> float | None:
+        """Returns the first arm's bytes per step over arm's, or of whole runs. None: an arm's bytes are not known."""
+        base = self.arms[0]
+        if arm.bytes_per_step and base.bytes_per_step:
+            return base.bytes_per_step / arm.bytes_per_step
+        own, of_base = arm.mean_bytes(), base.mean_bytes()
+        return of_base / own if own and of_base else None
 
     def judge(self, arm: ArmSummary) -> str:
-        """Says what became of an arm beside the first one."""
+        """Says how an arm compares with the first one, in a few words."""
         base = self.arms[0]
         if arm.failures:
             return "failed"
         if arm.diverged:
-            return f"diverged, as {base.arm} did" if base.diverged else "diverged: worse"
+            return f"diverged, as {base.name} did" if base.diverged else "diverged: worse"
         if not arm.runs:
             return "no run has ended"
         if arm.difference is None:
-            return f"nothing of {base.arm} to compare it with"
+            return f"nothing of {base.name} to compare it with"
         return self.judgement(arm.difference)
 
     def write_difference(self, difference: Interval) -> str:
@@ -128,18 +159,32 @@ class Outcome:
         points = Interval(100 * difference.mean, scaled[0], scaled[1], difference.count)
         return write_interval(points, "{:+.2f}") + " points"
 
+    @property
+    def _wide(self) -> float:
+        """The width from which an interval that contains 0 says nothing."""
+        scale = self.arms[0].final or 0.0  # None: the first arm diverged under another seed
+        return _WIDE_POINTS / 100 if self.metric == "accuracy" else _WIDE_LOSS * abs(scale)
+
     def judgement(self, difference: Interval) -> str:
-        """Says what an arm's difference to the first one tells: nothing, where a wide interval has 0 in it."""
+        """Says what an arm's difference to the first arm shows. Where it shows nothing, says how many seeds would."""
         if difference.low is None or difference.high is None:
-            return "inconclusive, more seeds are needed"
+            return "inconclusive, one seed has no spread: run 3 seeds or more"
         if not difference.low <= 0 <= difference.high:
             better = (difference.mean > 0) == (self.metric == "accuracy")
             return "better" if better else "worse"
-        scale = self.arms[0].final or 0.0  # None: the first arm diverged under another seed
-        wide = _WIDE_POINTS / 100 if self.metric == "accuracy" else _WIDE_LOSS * abs(scale)
-        if difference.width > wide:
-            return "inconclusive, the interval is wide; more seeds narrow it"
-        return "no difference seen"
+        if difference.width <= self._wide:
+            return "no difference seen"
+        needed = seeds_to_decide(difference, self._wide)
+        seeds = f"more than {MOST_SEEDS}" if needed is None else f"about {needed}"
+        return f"inconclusive, the interval is wide: {seeds} seeds would decide"
+
+    def seeds_needed(self, arm: ArmSummary) -> int | None:
+        """Returns how many seeds would decide where an arm's difference is inconclusive. None: it is not, or the number
+        is not known."""
+        difference = arm.difference
+        if difference is None or not self.judge(arm).startswith("inconclusive") or difference.low is None:
+            return None
+        return seeds_to_decide(difference, self._wide)
 
     def record(self) -> dict[str, Any]:
         """The record that --json writes."""
@@ -151,6 +196,8 @@ class Outcome:
             "link": self.link,
             "runs": self.ended_runs,
             "expected_runs": self.expected_runs,
+            "headline": self.headline,
+            "conclusions": self.conclusions,
             "verdict": self.verdict,
         }
 
@@ -159,8 +206,10 @@ class Outcome:
         own = {} if accuracy else {"loss": arm.final, "loss_std": arm.final_std}
         return own | {
             "arm": arm.arm,
+            "name": arm.name,
             "diverged": arm.diverged,
             "judgement": None if arm is self.arms[0] else self.judge(arm),
+            "seeds_needed": self.seeds_needed(arm),
             "accuracy": arm.final if accuracy else None,
             "accuracy_std": arm.final_std if accuracy else None,
             "images_per_second": arm.images_per_second,
@@ -169,6 +218,9 @@ class Outcome:
             "codec_seconds": arm.codec_seconds,
             "difference": None if arm.difference is None else asdict(arm.difference),
             "speed_ratio": None if arm.speed_ratio is None else asdict(arm.speed_ratio),
+            "times_sooner": self.times_sooner(arm),
+            "sooner": None if arm.sooner is None else asdict(arm.sooner),
+            "times_fewer_bytes": self.times_fewer_bytes(arm),
             "per_seed": [run.record() for run in arm.runs],
             "failures": [failure.record() for failure in arm.failures],
         }
@@ -182,85 +234,69 @@ def write_interval(interval: Interval, form: str) -> str:
     return f"{mean} [{form.format(interval.low)}, {form.format(interval.high)}]"
 
 
-def seconds_to(run: Run, target: float) -> float | None:
-    """Returns when a run reached target; None: never, or it diverged, so that it has nothing to keep."""
-    if run.result.diverged:
-        return None
-    return first_crossing(run.result.per_epoch, run.seconds(), target, run.result.metric == "accuracy")
-
-
-def first_crossing(
-    values: Sequence[float], times: Sequence[float], target: float, upwards: bool
-) -> float | None:
-    """Returns when values reached target, between two of them by a straight line; None: never.
-
-    A target reached by the first value counts at its time: what was before it is not known.
-    """
-    sign = 1 if upwards else -1
-    for index, value in enumerate(values):
-        if sign * value >= sign * target:
-            if index == 0:
-                return times[0]
-            share = (target - values[index - 1]) / (value - values[index - 1])
-            return times[index - 1] + share * (times[index] - times[index - 1])
-    return None
-
-
-def default_target(runs: Sequence[Run]) -> tuple[float, str]:
-    """Chooses a target from the first arm's runs such that each of them reaches it."""
-    mean = statistics.fmean(run.result.final for run in runs)
-    arm = runs[0].arm
-    if runs[0].result.metric == "accuracy":
-        wanted, reached = mean - _TARGET_MARGIN, min(run.result.best for run in runs)
-        if wanted <= reached:
-            return wanted, f"half a point below the mean final accuracy of {arm}"
-        return reached, f"the best accuracy that every run of {arm} reached"
-    wanted, reached = mean + _LOSS_MARGIN * abs(mean), max(run.result.best for run in runs)
-    if wanted >= reached:
-        return wanted, f"2 % above the mean final loss of {arm}"
-    return reached, f"the lowest loss that every run of {arm} reached"
-
-
 def summarise(
     ended: Sequence[Run | RunFailed],
     arms: Sequence[str],
     target: float | None,
     link: str,
     expected_runs: int | None = None,
+    target_reason: str = GIVEN,
 ) -> Outcome:
-    """Draws the conclusions from what has ended, be it little. Runs are compared that have their seed in common.
+    """Summarises the runs that have ended, be they few. Arms are compared over the seeds that they have in common.
 
     Args:
+        target: None: the one that common_target() chooses from the arms that are neither diverged nor judged worse
+            than the first arm.
         expected_runs: None: there will be no more.
+        target_reason: why target is what it is, where it is given.
     """
     runs = sorted((run for run in ended if isinstance(run, Run)), key=lambda run: run.seed)
     failures = [failure for failure in ended if isinstance(failure, RunFailed)]
     by_arm = {arm: [run for run in runs if run.arm == arm] for arm in arms}
-    reason = "given by --target"
-    if target is None:
-        finite = {arm: [run for run in by_arm[arm] if not run.result.diverged] for arm in arms}
-        first = next((arm for arm in arms if finite[arm]), None)
-        target, reason = (None, "no run is finite") if first is None else default_target(finite[first])
     rows = tuple(
         _summarise_arm(
             arm,
             by_arm[arm],
             [failure for failure in failures if failure.arm == arm],
             None if arm == arms[0] else by_arm[arms[0]],
-            target,
         )
         for arm in arms
     )
     metric: Metric = runs[0].result.metric if runs else "loss"
-    return Outcome(metric, rows, target, reason, link, len(ended) if expected_runs is None else expected_runs)
+    expected = len(ended) if expected_runs is None else expected_runs
+    outcome = Outcome(metric, rows, target, target_reason, link, expected)
+    if target is None:
+        chosen = _choose_target(outcome)
+        outcome = replace(outcome, target=chosen.value, target_reason=chosen.reason)
+    timed = tuple(_with_times(arm, by_arm[arms[0]], outcome.target) for arm in rows)
+    return replace(outcome, arms=timed)
+
+
+def _choose_target(outcome: Outcome) -> Target:
+    """Leaves out arms that diverged or are worse: a target that they reach would say little of the others."""
+    judged = {arm: arm.difference and outcome.judgement(arm.difference) for arm in outcome.arms}
+    fit = [arm for arm in outcome.arms if not arm.diverged and judged[arm] != "worse"]
+    left_out = [arm.arm for arm in outcome.arms if arm not in fit]
+    return common_target([run for arm in fit for run in arm.runs], left_out)
+
+
+def _with_times(arm: ArmSummary, base: Sequence[Run], target: float | None) -> ArmSummary:
+    if target is None:
+        return arm
+    of_base = {run.seed: seconds_to(run, target) for run in base}
+    times = {run.seed: seconds_to(run, target) for run in arm.runs}
+    pairs = [(of_base[seed], times[seed]) for seed in times if seed in of_base]
+    known = [(theirs, own) for theirs, own in pairs if theirs and own]  # neither None, nor at once
+    is_whole = bool(known) and len(known) == len(pairs) and arm.runs != tuple(base)
+    return replace(
+        arm,
+        seconds_to_target=mean_or_none(list(times.values())),
+        sooner=paired_ratio([theirs for theirs, _ in known], [own for _, own in known]) if is_whole else None,
+    )
 
 
 def _summarise_arm(
-    arm: str,
-    runs: Sequence[Run],
-    failures: Sequence[RunFailed],
-    base: Sequence[Run] | None,
-    target: float | None,
+    arm: str, runs: Sequence[Run], failures: Sequence[RunFailed], base: Sequence[Run] | None
 ) -> ArmSummary:
     finals = [run.result.final for run in runs] if not any(run.result.diverged for run in runs) else []
     difference = speed_ratio = None
@@ -282,7 +318,7 @@ def _summarise_arm(
         images_per_second=mean_or_none([run.result.images_per_second for run in runs]),
         bytes_per_step=mean_or_none([run.result.bytes_per_step for run in runs]),
         codec_seconds=mean_or_none([run.result.codec_seconds for run in runs]),
-        seconds_to_target=mean_or_none([None if target is None else seconds_to(run, target) for run in runs]),
+        seconds_to_target=None,
         difference=difference,
         speed_ratio=speed_ratio,
     )

@@ -1,13 +1,16 @@
-"""Draws charts as inline SVG: lines with bands, and bars. No script, no font and no file from elsewhere.
+"""Draws charts as inline SVG: lines with bands, bars and lanes. Nothing is loaded: no script, no font, no file.
 
-Arms differ by colour (Okabe and Ito's, which colour-blind readers can tell apart), by marker and by dash.
+Arms differ by colour, by marker and by dash, so that they can be told apart without colour.
+
+Source: the colours are those of Okabe and Ito, Color Universal Design, 2008, which colour-blind readers distinguish.
 """
 
 from __future__ import annotations
 
 import html
+import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
@@ -19,7 +22,7 @@ Format = Callable[[float], str]
 
 @dataclass(frozen=True)
 class Series:
-    """One arm's curve: x rising, y the mean over seeds, low and high the spread."""
+    """One arm's curve: x ascending, y the mean over seeds, low and high the spread."""
 
     name: str
     x: tuple[float, ...]
@@ -29,18 +32,33 @@ class Series:
 
 
 @dataclass(frozen=True)
+class Crossing:
+    """Where a curve reaches the reference line. series: the curve's index. text: what stands beside it."""
+
+    series: int
+    x: float
+    text: str
+
+
+@dataclass(frozen=True)
 class Bar:
-    """limit and colour (an index) count in a panel_chart; note too, and in a bar_chart where there is no value."""
+    """Attributes:
+    value: None: not measured.
+    spread: lowest and highest.
+    limit: drawn as a tick.
+    note: stands behind the value.
+    colour: an index into COLOURS.
+    """
 
     name: str
-    value: float | None  # None: not measured
+    value: float | None
     spread: tuple[float, float] | None = None
     limit: float | None = None
     note: str = ""
     colour: int = 0
 
     def ends(self) -> list[float]:
-        """Every value that has a place on the axis."""
+        """Returns every value that the axis has to show."""
         return [end for end in (self.value, self.limit, *(self.spread or ())) if end is not None]
 
 
@@ -78,7 +96,7 @@ def linear_ticks(low: float, high: float, most: int) -> list[float]:
 
 
 def marker(index: int, x: float, y: float, title: str = "") -> str:
-    """Draws the index-th arm's mark at (x, y)."""
+    """Draws the marker of the arm with this index at (x, y)."""
     shapes = (
         f'<circle cx="{x:.1f}" cy="{y:.1f}" r="4"',
         f'<rect x="{x - 3.6:.1f}" y="{y - 3.6:.1f}" width="7.2" height="7.2"',
@@ -110,11 +128,21 @@ def line_chart(
     reference: tuple[float, str] | None = None,
     logarithmic: bool | None = None,
     legend: bool = False,
+    crossings: Sequence[Crossing] = (),
+    x_tick: Format | None = None,
 ) -> str:
-    """Draws one curve per series, its band behind it, and a dashed reference line across.
+    """Draws one curve per series with its band, and a dashed reference line across.
 
-    A series without points is named, and not drawn. Unless told, the x axis is logarithmic where the curves end more
-    than 8 times apart, or the shorter could not be read. legend: the names stand below the chart.
+    A series without points is in the legend, and not drawn.
+
+    Args:
+        x_format: of a point's x, with its unit.
+        reference: value on the y axis, and the text beside its line.
+        logarithmic: of the x axis. None: only where the curves end more than 8 times apart, since the shorter one could
+            not be read otherwise.
+        legend: write the names below the chart.
+        crossings: where curves reach the reference line; a line leads down to the x axis.
+        x_tick: of a number on the x axis. Default: x_format.
     """
     width, height, left, right, top, bottom = 560.0, 330.0, 62.0, 16.0, 14.0, 46.0
     xs = [x for row in series for x in row.x]
@@ -128,16 +156,24 @@ def line_chart(
     y_axis = Axis(min(ys) - pad, max(ys) + pad, height - bottom, top)
     body = [
         _frame(
-            x_axis, y_axis, x_label + (", logarithmic" if logarithmic else ""), y_label, x_format, y_format
+            x_axis,
+            y_axis,
+            x_label + (" (logarithmic)" if logarithmic else ""),
+            y_label,
+            x_tick or x_format,
+            y_format,
         )
     ]
     if reference is not None:
         y = y_axis(reference[0])
         ends_at = f'x1="{left}" x2="{width - right}" y1="{y:.1f}" y2="{y:.1f}"'
         body.append(f'<line {ends_at} stroke="{_FAINT}" stroke-dasharray="3 4"/>')
-        body.append(_text(left + 6, y - 5, reference[1]))
+        curves = [[(x_axis(a), y_axis(b)) for a, b in zip(row.x, row.y, strict=True)] for row in series]
+        body.append(_reference_label(reference[1], x_axis, y, curves))
     for index, row in enumerate(series):
         body.append(_curve(index, row, x_axis, y_axis, x_format, y_format))
+    if reference is not None:
+        body.append(_crossings(crossings, x_axis, y_axis, y_axis(reference[0])))
     if legend:
         text, lines = _legend([row.name for row in series], left, width - right, height + 12)
         body.append(text)
@@ -145,8 +181,57 @@ def line_chart(
     return _svg(width, height, f"{y_label} against {x_label}", body)
 
 
+def _reference_label(
+    text: str, x_axis: Axis, y: float, curves: Sequence[Sequence[tuple[float, float]]]
+) -> str:
+    """Writes beside the reference line, at its left, middle or right, above or below, where no curve runs."""
+    length = 7.5 * len(text)
+    starts = (x_axis.start + 6, (x_axis.start + x_axis.end - length) / 2, x_axis.end - length - 6)
+    on_curves = [point for curve in curves for point in _along(curve)]
+
+    def hits(place: tuple[float, float]) -> int:
+        x, base = place
+        return sum(x - 8 <= a <= x + length + 8 and base - 16 <= b <= base + 6 for a, b in on_curves)
+
+    x, base = min(((start, y + shift) for shift in (-6, 16) for start in starts), key=hits)
+    return _text(x, base, text)
+
+
+def _along(curve: Sequence[tuple[float, float]]) -> Iterator[tuple[float, float]]:
+    """Yields points on a polyline."""
+    for (x0, y0), (x1, y1) in itertools.pairwise(curve):
+        for step in range(21):
+            yield x0 + (x1 - x0) * step / 20, y0 + (y1 - y0) * step / 20
+    yield from curve
+
+
+def _crossings(crossings: Sequence[Crossing], x_axis: Axis, y_axis: Axis, y: float) -> str:
+    """Leads from each crossing down to the axis. A text that would run into its neighbour's stands a line higher."""
+    lines, texts = [], []
+    ends: list[float] = []  # of the texts on each line, from the lowest
+    for crossing in sorted(crossings, key=lambda each: each.x):
+        x, colour = x_axis(crossing.x), COLOURS[crossing.series % len(COLOURS)]
+        length = 8.5 * len(crossing.text)
+        is_left = x + 8 + length > x_axis.end
+        start = x - 6 - length if is_left else x + 6
+        row = next((row for row, end in enumerate(ends) if end < start), len(ends))
+        ends[row : row + 1] = [start + length + 6]
+        lines.append(
+            f'<path d="M{x:.1f} {y:.1f}V{y_axis.start:.1f}" stroke="{colour}" stroke-width="1.5" '
+            'stroke-dasharray="2 3"/>'
+        )
+        lines.append(
+            f'<circle cx="{x:.1f}" cy="{y:.1f}" r="6.5" fill="none" stroke="{colour}" stroke-width="2"/>'
+        )
+        bold = 'font-weight="700" paint-order="stroke" stroke="#fff" stroke-width="3"'
+        anchor = "end" if is_left else "start"
+        place = x - 6 if is_left else x + 6
+        texts.append(_text(place, y_axis.start - 8 - 17 * row, crossing.text, anchor, colour, bold))
+    return "".join(lines + texts)
+
+
 def _legend(names: Sequence[str], left: float, right: float, top: float) -> tuple[str, int]:
-    """Returns the names with their marks, and how many lines they take."""
+    """Returns the names with their markers, and the number of lines that they take."""
     parts = []
     x, lines = left, 1
     for index, name in enumerate(names):
@@ -177,7 +262,9 @@ def _frame(x_axis: Axis, y_axis: Axis, x_label: str, y_label: str, x_format: For
     parts.append(f'<line {base} stroke="{_FAINT}"/>')
     parts.append(_text((x_axis.start + x_axis.end) / 2, y_axis.start + 38, x_label, "middle", _INK))
     middle = (y_axis.start + y_axis.end) / 2
-    parts.append(_text(15, middle, y_label, "middle", _INK, f'transform="rotate(-90 15 {middle:.1f})"'))
+    parts.append(
+        _text(15, middle, y_label, "middle", _INK, f'class="y-title" transform="rotate(-90 15 {middle:.1f})"')
+    )
     return "".join(parts)
 
 
@@ -198,52 +285,25 @@ def _curve(index: int, row: Series, x_axis: Axis, y_axis: Axis, x_format: Format
     return "".join(parts)
 
 
-def bar_chart(title: str, bars: Sequence[Bar], form: Format) -> str:
-    """Draws one bar per arm from 0, the value written beside it, and a line for the spread over seeds."""
-    width, row_height, top = 360.0, 30.0, 26.0
-    most = max(
-        (max(bar.value, bar.spread[1] if bar.spread else 0) for bar in bars if bar.value is not None),
-        default=1,
-    )
-    axis = Axis(0, most or 1, 6, width - 86)
-    body = [_text(6, 14, title, colour=_INK, extra='font-weight="600"')]
-    for index, bar in enumerate(bars):
-        y = top + index * row_height
-        if bar.value is None:
-            body.append(_text(6, y + 14, bar.note or "not given by the script"))
-            continue
-        colour = COLOURS[index % len(COLOURS)]
-        tip = f"<title>{html.escape(bar.name)}: {form(bar.value)}</title>"
-        length = max(axis(bar.value) - 6, 1)
-        body.append(
-            f'<rect x="6" y="{y}" width="{length:.1f}" height="18" rx="2" fill="{colour}">{tip}</rect>'
-        )
-        end = axis(bar.value)
-        if bar.spread is not None and bar.spread[1] > bar.spread[0]:
-            low, high = axis(bar.spread[0]), axis(bar.spread[1])
-            body.append(f'<path d="M{low:.1f} {y + 9}H{high:.1f}" stroke="{_INK}" stroke-width="1.5"/>')
-            end = max(end, high)
-        body.append(_text(end + 7, y + 13, form(bar.value), colour=_INK))
-    return _svg(width, top + len(bars) * row_height, title, body)
-
-
 def standalone(svg: str) -> str:
-    """Returns a chart as the text of an .svg file, on a white ground."""
+    """Returns a chart as the text of an .svg file, on a white background."""
     opening = '<svg xmlns="http://www.w3.org/2000/svg" style="background:#fff" font-family="sans-serif" '
     return svg.replace("<svg ", opening, 1) + "\n"
 
 
 @dataclass(frozen=True)
 class Panel:
-    """Bars under one title, on an axis of their own."""
+    """Bars under one title, on their own axis."""
 
     title: str
     bars: tuple[Bar, ...]
 
 
 def panel_chart(panels: Sequence[Panel], form: Format) -> str:
-    """Draws panels one under the other: each bar from 0, its name before it, its value and note behind it, a line for
-    its spread, and a capped tick where its limit is."""
+    """Draws panels one below the other. Each bar starts at 0, with its name before it and its value and note behind it.
+
+    A line shows a bar's spread, and a capped tick its limit.
+    """
     longest = max((len(bar.name) for panel in panels for bar in panel.bars), default=0)
     left, right, row_height, head = 20 + 7.0 * longest, 150.0, 22.0, 34.0
     width = left + 360 + right
@@ -285,7 +345,7 @@ def _panel_row(bar: Bar, axis: Axis, y: float, form: Format) -> str:
 
 @dataclass(frozen=True)
 class Lane:
-    """When something was under way: intervals from begin to end, on the axis of the chart. colour: an index."""
+    """When something was in progress: intervals from begin to end. colour: an index into COLOURS."""
 
     name: str
     intervals: tuple[tuple[float, float], ...]
@@ -293,9 +353,9 @@ class Lane:
 
 
 def lane_chart(groups: Sequence[tuple[str, Sequence[Lane]]], x_label: str, x_format: Format) -> str:
-    """Draws lanes one under the other, in groups with a title each, over one axis that begins at 0.
+    """Draws lanes one below the other, in titled groups, over one axis that begins at 0.
 
-    Intervals that are less than half a pixel apart are drawn as one.
+    Intervals less than half a pixel apart are drawn as one.
     """
     longest = max((len(lane.name) for _, lanes in groups for lane in lanes), default=0)
     left, width, row_height, head = 20 + 7.0 * longest, 1100.0, 16.0, 24.0

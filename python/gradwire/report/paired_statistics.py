@@ -5,17 +5,20 @@ Pairing takes the seed's own luck (initial weights, order of the data) out of th
 
 from __future__ import annotations
 
+import functools
 import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 CONFIDENCE = 0.95
+MOST_SEEDS = 100
+"""What seeds_to_decide() tries at most."""
 
 
 @dataclass(frozen=True)
 class Interval:
-    """A mean and its confidence interval; low and high are None where a single value gives none."""
+    """A mean and its confidence interval. low and high are None where there is only one value."""
 
     mean: float
     low: float | None
@@ -42,6 +45,7 @@ def t_probability(t: float, degrees: int) -> float:
     return (theta + math.sin(theta) * total) * 2 / math.pi if odd else math.sin(theta) * total
 
 
+@functools.cache
 def t_quantile(degrees: int, confidence: float = CONFIDENCE) -> float:
     """Returns t with P(|T| <= t) = confidence, by bisection.
 
@@ -65,6 +69,38 @@ def mean_interval(values: Sequence[float]) -> Interval:
         return Interval(mean, None, None, len(values))
     half = t_quantile(len(values) - 1) * statistics.stdev(values) / math.sqrt(len(values))
     return Interval(mean, mean - half, mean + half, len(values))
+
+
+def seeds_to_decide(difference: Interval, wide: float) -> int | None:
+    """Returns how many seeds would settle a paired difference whose interval is too wide to say anything.
+
+    An interval says something when it leaves out 0, or when it is no wider than `wide`. With s, the standard deviation
+    of the paired differences, the half width of n seeds is t(n - 1) * s / sqrt(n), where t is the two-sided 95 % point
+    of Student's distribution. The answer is the smallest n above the present count with
+
+        t(n - 1) * s / sqrt(n) <= max(|mean|, wide / 2)
+
+    It assumes that further seeds leave the mean and s as they are, so it is an estimate: after two seeds a rough one.
+
+    Args:
+        difference: of at least two seeds.
+        wide: width at which an interval that contains 0 counts as "no difference".
+
+    Returns: the number of all seeds, those that were run included. None: more than MOST_SEEDS.
+
+    Raises: ValueError: the difference is of one seed, which has no spread.
+    """
+    if difference.low is None or difference.high is None:
+        raise ValueError(
+            f"seeds_to_decide: a difference of {difference.count} seed: expected 2 seeds or more"
+        )
+    half = difference.width / 2
+    spread = half * math.sqrt(difference.count) / t_quantile(difference.count - 1)
+    goal = max(abs(difference.mean), wide / 2)
+    for count in range(difference.count + 1, MOST_SEEDS + 1):
+        if t_quantile(count - 1) * spread / math.sqrt(count) <= goal:
+            return count
+    return None
 
 
 def paired_difference(values: Sequence[float], base: Sequence[float]) -> Interval:

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from gradwire import _core
 from gradwire.collectives import Collectives
 from gradwire.settings import definitions as settings
-from gradwire.stores import codec_override, connect, uncaught_error
+from gradwire.stores import codec_override, connect, run_meter, uncaught_error
 from gradwire.stores.backend import AbstractKVStore
 from gradwire.stores.log import Log
 from gradwire.timeline.recorder import Recorder
@@ -91,6 +91,7 @@ class Worker(AbstractKVStore):
         self.engine = engine
         if not self._is_local:
             codec_override.offer()
+            run_meter.start(engine, values.result)
         self.unfinished: set[Callable[[], None]] = set()  # what close() is to end first, on this thread
         _drop_the_ended()
         self.is_open = False  # gradwire.kv sets it, and close() ends it
