@@ -1,4 +1,4 @@
-// Leavers are the workers that have left the job, and what others hear who wait for them in vain.
+// Leavers are the workers that have left the job, and the errors for those that still wait for them.
 //
 // Threading: none of its own; one thread at a time.
 #pragma once

@@ -1,4 +1,4 @@
-// What a lossy codec has left unsent, once what follows is sent without loss: it goes with the next values,
+// What a lossy codec has left unsent when later values are sent without loss. It goes with the next values,
 // and the residual is then zero. So a change of codec or reply loses nothing.
 //
 // Threading: pure functions.

@@ -1,4 +1,4 @@
-// What an Engine and a Server are told, and what of a call concerns the memory that it is about.
+// Options of an Engine and of a Server, and options of a call about its memory.
 //
 // Threading: values.
 #pragma once
@@ -37,7 +37,7 @@ struct ServerOptions {
   // Likewise: for how long it may acknowledge nothing.
   std::chrono::milliseconds slow_warning{60'000};         ///< then a notice names it
   std::chrono::milliseconds slow_abort{30 * 60 * 1'000};  ///< then the job fails and names it
-  std::function<void(const std::string& text)> notify{};  ///< hears notices, on any thread; empty: nobody
+  std::function<void(const std::string& text)> notify{};  ///< gets notices, on any thread; may be empty
 };
 
 /// What a push that is taken ahead of its round counts beside its values, in push_ahead_bytes.

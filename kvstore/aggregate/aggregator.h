@@ -1,14 +1,14 @@
-// Aggregator is what a Server knows and decides: contributions in, answers out. No thread, no socket, no
-// clock.
+// Aggregator decides what a Server does with dense keys: contributions in, answers out. No thread, no
+// socket, no clock.
 //
-// A round is one (key, offset, step): it is complete when every worker's push is here. The sum is then made
-// in rank order in one pass, encoded once, and answered to all. Requests may be repeated; they are told apart
-// by (key, offset, step, sender). The last answer is kept until the next round of that partition is complete.
-// Workers that have joined (arrival_set.h) are not awaited: a round is of those that still push.
+// A round is one (key, offset, step). It is complete when every worker's push is here. The sum is then made
+// in rank order in one pass, encoded once, and answered to all. Requests may be repeated; (key, offset,
+// step, sender) identifies them. The last answer is kept until the next round of that partition is complete.
+// Workers that have joined (arrival_set.h) are not awaited: a round consists of those that still push.
 // With an optimizer answers are weights, as weight_replies.h says (weight_sender.h).
-// Where workers of a host sum first (hierarchy.h), only some workers' pushes make a round, or somebody
-// upstream turns its sum into the answer. Where pushes are applied at once (push_clocks.h), each is a round
-// of its own (async_rounds.h).
+// Where workers of a host sum first (hierarchy.h), only some workers' pushes make a round, or the main job
+// turns its sum into the answer. Where pushes are applied at once (push_clocks.h), each is a round of its
+// own (async_rounds.h).
 //
 // Threading: one owner. Lifetime: payload Buffers are held until their round is complete.
 #pragma once
@@ -61,30 +61,30 @@ class Aggregator {
   void set_async(const AsyncPolicy& policy);
   /// Gives the sums of rounds to upstream, which has them answered by answer().
   void set_upstream(Upstream upstream) { upstream_ = std::move(upstream); }
-  /// Counts for whom rounds wait together with others from now on.
+  /// Counts, from now on, the workers that rounds wait for, together with others.
   void set_stragglers(std::shared_ptr<StragglerCounts> pushes) { stragglers_ = std::move(pushes); }
   /// Tells watch of every round's moments from now on.
   void set_watch(Watch watch) { sums_.set_watch(std::move(watch)); }
   /// Answers the round whose sum was given to upstream; the frame has that one's key, offset and step.
   void answer(transport::Frame frame, std::vector<Answer>& answers);
 
-  /// Takes one frame from a worker and appends what is to be answered, to whom. Never throws for what a peer
+  /// Takes one frame from a worker and appends the answers and their receivers. Never throws for what a peer
   /// sent: bad requests are answered with kError and change nothing.
   void handle(std::uint32_t worker, transport::Frame frame, std::vector<Answer>& answers);
 
   /// Answers a round of which all payloads are here, in rank order, or one that is their sum already.
   void complete_round(const transport::FrameHeader& header, std::vector<transport::Buffer> payloads,
                       std::vector<Answer>& answers);
-  /// Likewise, a round whose codes are summed already. Requires a codec with integer_sums().
+  /// Takes a round whose codes are summed already. Requires a codec with integer_sums().
   void complete_round(const transport::FrameHeader& header, IntegerContributions contributions,
                       std::vector<Answer>& answers);
 
-  /// Notes that a worker will push no more: rounds that need it fail for those who wait, now and later;
-  /// nobody waits for its clock. error: what has ended it, if an error has.
+  /// Notes that a worker will push no more. Rounds that need it fail for those that wait for them, now and
+  /// later; nobody waits for its clock. error: the error that has ended it, if one has.
   void forget_worker(std::uint32_t worker, std::vector<Answer>& answers, const std::string& error = {});
 
-  /// From now on tells each worker a whole weight before the next delta to it: what it holds was told by
-  /// somebody else.
+  /// Sends each worker a whole weight before the next delta to it, because another server sent what it
+  /// holds.
   void forget_sent() { WeightSender::forget_sent(partitions_); }
 
   /// As RoundSums::with_codec().

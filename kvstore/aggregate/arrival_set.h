@@ -1,5 +1,5 @@
-// ArrivalSet knows which workers have come to where all meet, and are away until all have: those that have
-// run out of data, and contribute to no round; those that are in a collective, and cannot push.
+// ArrivalSet tracks which workers have reached a barrier that the others have not reached yet: those that
+// have run out of data and contribute to no round, and those that are in a collective and cannot push.
 //
 // Threading: one owner. Pure.
 #pragma once

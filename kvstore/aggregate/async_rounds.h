@@ -1,5 +1,5 @@
-// AsyncRounds are those of partitions where every push is a round of its own: it goes into the weight when it
-// arrives, and is answered as the workers' clocks allow (push_clocks.h).
+// AsyncRounds are the rounds of partitions where every push is a round of its own. It is applied to the
+// weight when it arrives, and answered when the workers' clocks allow it (push_clocks.h).
 //
 // Threading: one owner. Pure.
 // Failure: throws Refused for a push that must be refused; nothing has changed then.
@@ -36,10 +36,10 @@ class AsyncRounds {
   transport::Frame pull(std::uint32_t worker, Partition& partition, const transport::FrameHeader& request);
   void probe(std::uint32_t worker, Partition& partition, const transport::FrameHeader& request,
              std::vector<Answer>& answers);
-  /// Answers those who need not wait any more, with the weights as they are now: somebody has pushed, is in a
+  /// Answers the workers that need not wait any more, with the current weights: a worker has pushed, is in a
   /// collective, or is gone.
   void answer_held(std::vector<Answer>& answers);
-  /// A worker will push no more, and is told nothing more.
+  /// A worker will push no more, and gets no more answers.
   void forget_worker(std::uint32_t worker);
 
  private:

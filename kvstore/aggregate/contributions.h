@@ -1,5 +1,5 @@
-// Contributions are what a round's answer is made from: the workers' payloads, or their codes as a library
-// has added them.
+// Contributions are the input of a round's answer: the workers' payloads, or their codes as a library has
+// added them.
 //
 // Threading: one owner. Lifetime: views of payloads that outlive it.
 #pragma once

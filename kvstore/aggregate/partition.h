@@ -1,4 +1,4 @@
-// What a server keeps of one partition, and of its rounds that are under way.
+// What a server keeps of one partition, and of its rounds in progress.
 //
 // Threading: one owner.
 #pragma once
@@ -32,7 +32,7 @@ struct Round {
   ProgramSteps program_steps;
 };
 
-/// What a worker was told of a weight, where pushes are applied at once and it gets deltas.
+/// What was sent to a worker of a weight, where pushes are applied at once and it gets deltas.
 struct SentWeight {
   std::vector<float> weight;  ///< as the worker has it, or will have; empty: none, the next goes whole
   std::uint64_t last_pull = kNoStep;  ///< steps of a worker's pulls descend
@@ -42,7 +42,7 @@ struct Partition {
   std::uint64_t count = 0;
   std::vector<float> value;     ///< first value or weight; empty: only sums are held
   std::vector<double> first64;  ///< the first value, where it is of float64; while there are no weights
-  std::vector<float> residual;  ///< what replies of a lossy codec have not told yet
+  std::vector<float> residual;  ///< what replies of a lossy codec have not sent yet
   std::vector<float> told;      ///< the weight as workers have it where they get deltas; empty: none has
   std::map<std::uint32_t, SentWeight> sent_to_each;  ///< likewise, by worker, at once
   /// By worker that gave a first value or a state: the step of the newest; they descend. For the job's life,

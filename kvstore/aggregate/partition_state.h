@@ -1,5 +1,5 @@
-// PartitionState is all that a server keeps of a partition between rounds; as bytes, it is what workers fetch
-// and give back for a checkpoint (wire/PROTOCOL.md, "States").
+// PartitionState is everything that a server keeps of a partition between rounds. As bytes, workers fetch it
+// and return it for a checkpoint (wire/PROTOCOL.md, "States").
 //
 // Threading: values and pure functions.
 #pragma once
@@ -17,7 +17,7 @@ namespace gradwire::kvstore {
 struct PartitionState {
   std::uint64_t next_step = 0;  ///< rounds answered so far
   std::vector<float> value;     ///< first value or weight; empty: a round's sum has taken its place
-  std::vector<float> residual;  ///< what replies of a lossy codec have not told yet; empty: none
+  std::vector<float> residual;  ///< what replies of a lossy codec have not sent yet; empty: none
   OptimizerState optimizer;
   std::vector<float> told{};  ///< the weight as workers have it where they get deltas; empty: they get none
   std::vector<double> first64{};  ///< the value, where that is a first one of float64; empty: it is not

@@ -1,5 +1,5 @@
-// ProgramSteps compares which step of its own program each worker's push belongs to, so that workers that
-// have taken different numbers of steps get an error and not each other's gradients.
+// ProgramSteps compares the program step of each worker's push. Workers that have taken different numbers of
+// steps get an error and not each other's gradients.
 //
 // Threading: a value; one thread at a time.
 #pragma once

@@ -1,9 +1,9 @@
-// PushClocks is what a server knows of a weight where every push is a round of its own
-// (wire/async_policy.h): how many pushes of each worker went in.
+// PushClocks counts each worker's applied pushes of a weight where every push is a round of its own
+// (wire/async_policy.h).
 //
-// With a staleness bound s, who is more than s pushes ahead of the slowest gets its answer when that one has
-// caught up. There is a clock for every weight, since workers push each by itself; and a weight is a
-// partition, since that is what a server changes as one.
+// With a staleness bound s, a worker that is more than s pushes ahead of the slowest gets its answer when
+// that one has caught up. Every weight has a clock, because workers push each weight by itself. A weight
+// here is a partition, because a server changes a partition as a whole.
 //
 // Threading: one owner. Pure: no frame, no time.
 #pragma once
@@ -24,7 +24,8 @@ class PushClocks {
   PushClocks(std::uint32_t workers, AsyncPolicy policy, std::uint64_t first_step = 0)
       : policy_(policy), workers_(workers, Worker{.next_step = first_step}) {}
 
-  /// The worker's clock: the step of its next push. Who has not pushed yet may begin with a later one.
+  /// The worker's clock: the step of its next push. A worker that has not pushed yet may begin with a later
+  /// one.
   std::uint64_t next_step_of(std::uint32_t worker) const { return workers_[worker].next_step; }
   bool has_pushed(std::uint32_t worker) const { return workers_[worker].pushes > 0; }
   /// Whether any worker has.
@@ -33,8 +34,8 @@ class PushClocks {
   void count(std::uint32_t worker, std::uint64_t step);
   /// Notes that worker is given the weight as it is now.
   void show(std::uint32_t worker);
-  /// Of the worker's last push: how many pushes of others went in since the worker had been given the weight
-  /// (0 for who has not pushed).
+  /// The staleness of the worker's last push: how many pushes of others were applied since it got the weight
+  /// (0 before its first push).
   std::uint64_t staleness_of(std::uint32_t worker) const { return workers_[worker].staleness; }
   /// The workers that are more than the bound behind this one, which waits for them; none: it goes on.
   std::vector<std::uint32_t> awaited_by(std::uint32_t worker) const;
@@ -63,8 +64,8 @@ class AsyncWorkers {
   bool has_policy() const { return policy_.has_value(); }
   /// A weight's clocks, which begin at first_step if it has none yet. Requires has_policy().
   PushClocks& clocks_of(std::optional<PushClocks>& weights_own, std::uint64_t first_step) const;
-  /// The workers that hold this one back: not who is gone, and not who is in a collective, since it cannot
-  /// push before all others are there too, this worker among them.
+  /// The workers that hold this one back. Workers that are gone do not. Neither do workers in a collective,
+  /// because they cannot push before all others are there, too, this worker among them.
   std::vector<std::uint32_t> awaited_by(std::uint32_t worker, const PushClocks& clocks) const;
   /// Notes that worker is in a collective; when all are, all are back. Throws as ArrivalSet::come().
   void meet(std::uint32_t worker) { meeting_.come(worker); }

@@ -1,5 +1,5 @@
-// RoundGate is what rounds of partitions and of tables have in common: which pushes may come in, and whose
-// will not.
+// RoundGate decides which pushes may come in, and which workers no longer push, for rounds of partitions and
+// of tables alike.
 //
 // Threading: one owner. Pure.
 // Failure: throws Refused for a push that must be refused; nothing has changed then.

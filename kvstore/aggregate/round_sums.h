@@ -1,5 +1,5 @@
-// RoundSums makes a round's answer of its payloads, in rank order: their sum, encoded as workers want it, or,
-// with an optimizer, the weight that it makes.
+// RoundSums makes a round's answer from its payloads, in rank order: their sum, encoded as workers want it,
+// or, with an optimizer, the new weight.
 //
 // Threading: one owner. Pure.
 #pragma once
@@ -21,7 +21,7 @@
 
 namespace gradwire::kvstore {
 
-/// What happens to a round, for who wants to note when.
+/// Events of a round, for recorders of spans.
 enum class RoundMoment : std::uint8_t {
   kTaken,        ///< a push was checked and kept; of that push
   kAllHere,      ///< the sum begins; like what follows, of the first push

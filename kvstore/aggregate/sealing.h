@@ -1,5 +1,5 @@
-// Which answers are sealed as soon as they are made (transport/buffer.h): while the cache has them, and once
-// for all workers.
+// Decides which answers get a checksum as soon as they are made (transport/buffer.h): while they are in the
+// cache, and once for all workers.
 #pragma once
 
 #include <cstdint>

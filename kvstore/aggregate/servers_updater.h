@@ -1,4 +1,4 @@
-// The optimizer that a server has been told to use, and by which name.
+// The optimizer that a server uses, and its name.
 //
 // Threading: one owner.
 #pragma once

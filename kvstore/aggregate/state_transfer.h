@@ -1,5 +1,5 @@
-// StateTransfer reads what a server keeps of a partition between rounds (partition_state.h), and puts it back
-// into a job that begins.
+// StateTransfer reads what a server keeps of a partition between rounds (partition_state.h), and restores it
+// in a job that begins.
 //
 // Threading: one owner. Pure.
 // Failure: std::invalid_argument for a request that must be refused; nothing has changed then.

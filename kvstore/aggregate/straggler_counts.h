@@ -1,5 +1,5 @@
-// StragglerCounts counts for whom rounds have waited: how often each worker's push was the last that one
-// needed. The threads of a server share one, so that every round counts once, whichever of them sums it.
+// StragglerCounts counts how often each worker's push was the last that a round needed. The threads of a
+// server share one, so that every round counts once, whichever thread sums it.
 //
 // Threading: safe by itself.
 #pragma once

@@ -1,5 +1,5 @@
-// WeightSender makes answers of weights: whole, rounded, or as what changes the weight that a worker has into
-// the new one (weight_replies.h). It remembers with each partition what workers were told of it.
+// WeightSender makes answers of weights: whole, rounded, or as the difference between the new weight and the
+// one that a worker has (weight_replies.h). It remembers with each partition what was sent to the workers.
 //
 // Threading: one owner. Pure.
 #pragma once
@@ -28,8 +28,8 @@ class WeightSender {
   /// Sends weights so from now on. The same replies again change nothing: workers keep what they have. Throws
   /// as WeightReplies does.
   void set_replies(std::string_view text, Partitions& partitions);
-  /// From now on tells each worker a whole weight before the next delta to it: what it holds was told by
-  /// somebody else.
+  /// Sends each worker a whole weight before the next delta to it, because another server sent what it
+  /// holds.
   static void forget_sent(Partitions& partitions);
 
   /// A first value of float64, as it was given.
@@ -37,11 +37,12 @@ class WeightSender {
   /// The weight as workers have it after the last round, or would have it; for a request for content 1 where
   /// they get deltas, as it is.
   transport::Frame weight(const Partition& partition, const transport::FrameHeader& request);
-  /// What all workers that have what was told make of it the weight of the round that has just been summed.
+  /// The answer from which all workers that have the last weight sent make the weight of the round that has
+  /// just been summed.
   transport::Frame new_weight(Partition& partition, const transport::FrameHeader& request);
-  /// The weight as it is now, where pushes are applied at once. Where workers get deltas, a request that
-  /// comes again is told what it was told before: the next delta is made to that, whichever answer has
-  /// reached the worker. clocks: the partition's.
+  /// The current weight, where pushes are applied at once. Where workers get deltas, a repeated request gets
+  /// the same answer as before: the next delta is relative to that, whichever of the two answers has reached
+  /// the worker. clocks: the partition's.
   transport::Frame async_weight(std::uint32_t worker, Partition& partition, PushClocks& clocks,
                                 const transport::FrameHeader& request, Delivery delivery);
   /// The last answer, for a worker that has, or has not (held), the weight that a delta changes. Requires

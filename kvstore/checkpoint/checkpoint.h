@@ -1,5 +1,5 @@
-// A checkpoint: a folder with a manifest and the files that it names. What they hold of which tensor, and
-// where it goes in a job of another shape (FORMAT.md).
+// A checkpoint: a folder with a manifest and the files that it names. This header says which file holds what
+// of which tensor, and where it goes in a job of another shape (FORMAT.md).
 //
 // Threading: values and pure functions.
 #pragma once
@@ -37,7 +37,7 @@ struct LayoutTensor {
 /// All tensors of a job, by number; members come before their buckets.
 using Layout = std::vector<LayoutTensor>;
 
-/// Who asks, and what is asked about, in words: "load_checkpoint", "the checkpoint".
+/// The caller and the subject, for people: "load_checkpoint", "the checkpoint".
 struct Asker {
   std::string_view verb;
   std::string_view file;
@@ -58,9 +58,9 @@ struct Piece {
   bool operator==(const Piece&) const = default;
 };
 
-/// What a tensor's residual here is made of. In equal layouts each tensor's is what it was; in others, those
-/// of a key, wherever it has travelled, meet where it travels now, added in order of the tensors' numbers. So
-/// over all tensors every element of every residual is taken once.
+/// The parts of a tensor's residual here. In equal layouts each tensor keeps its own. In others, all
+/// residuals of a key, wherever it travelled, are added where it travels now, in order of the tensors'
+/// numbers. So over all tensors every element of every residual is used once.
 std::vector<Piece> residual_pieces(const Layout& saved, const Layout& here, std::uint64_t tensor);
 
 /// Elements that a record and a run of its tensor have in common.

@@ -1,9 +1,8 @@
 // A file of a checkpoint: records, each with its checksum, that appear under their name whole or not at all.
 //
 // Threading: one thread at a time.
-// Failure: bytes that are none of ours, damaged or cut short are a compress::DecodeError, what the system
-// refuses is a
-//   std::runtime_error; both name the file.
+// Failure: foreign, damaged or truncated bytes are a compress::DecodeError, an error of the system is a
+// std::runtime_error; both name the file.
 #pragma once
 
 #include <compare>
@@ -22,7 +21,7 @@ enum class RecordKind : std::uint32_t {
   kEnd = 0,             ///< the last: how many there were, and their digest
   kTensor = 1,          ///< a TensorState
   kPartition = 2,       ///< a PartitionState
-  kFrontEnd = 3,        ///< bytes of whoever drives the Engine
+  kFrontEnd = 3,        ///< bytes of the front end that drives the Engine
   kWorkerRows = 4,      ///< a RowState, of a worker
   kServerRows = 5,      ///< a RowState, of a server: some of its rows
   kOptimizer = 6,       ///< whose states follow: an OptimizerFile's first

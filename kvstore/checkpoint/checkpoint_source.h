@@ -1,8 +1,8 @@
 // CheckpointSource reads a checkpoint for a job that may have another number of workers, servers or buckets,
-// and cut its tensors otherwise (FORMAT.md).
+// and may cut its tensors differently (FORMAT.md).
 //
 // Threading: one thread at a time.
-// Failure: what is damaged or lacking is a compress::DecodeError naming the file.
+// Failure: damaged or missing data is a compress::DecodeError naming the file.
 #pragma once
 
 #include <cstdint>
@@ -28,7 +28,7 @@ struct Range {
   std::uint64_t count = 0;
 };
 
-/// Who of those who push asks.
+/// The pushing worker that asks.
 struct Contributor {
   std::uint32_t index = 0;  ///< among them, in rank order
   std::uint32_t all = 1;    ///< how many push

@@ -1,10 +1,9 @@
-// A file of what a job's optimizer remembers of every key beside its weight: momentum, moments, steps
-// (FORMAT.md). Keys lie there by name and element, however servers have cut them.
+// A file of what a job's optimizer keeps of every key beside its weight: momentum, moments, steps
+// (FORMAT.md). It holds keys by name and element, however servers have cut them.
 //
 // Threading: one thread at a time.
-// Failure: what is damaged, cut short or another file is a compress::DecodeError, what the system refuses is
-// a
-//   std::runtime_error; both name the file.
+// Failure: a damaged, truncated or different file is a compress::DecodeError, an error of the system is a
+// std::runtime_error; both name the file.
 #pragma once
 
 #include <cstddef>

@@ -1,7 +1,7 @@
-// AnswerDecoder brings what a server answered to where the caller of the operation in flight wants it.
+// AnswerDecoder decodes a server's answer into the memory of the operation in flight.
 //
 // Threading: any thread of the pool, each with another part.
-// Failure: throws compress::DecodeError for what is not an answer to that operation.
+// Failure: throws compress::DecodeError for bytes that are not an answer to that operation.
 #pragma once
 
 #include <cstdint>

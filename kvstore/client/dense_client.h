@@ -1,5 +1,5 @@
-// DenseClient asks servers for the parts of tensors, and finds for each answer the part that it is of. A push
-// is not sent twice: the server is asked whether it has it.
+// DenseClient sends servers the requests for parts of tensors, and matches each answer to its part. A push
+// is not sent twice: the client first asks the server whether it has it.
 //
 // Threading: the RoundThread's own.
 #pragma once
@@ -45,7 +45,7 @@ class DenseClient {
               const WeightReceiver& weights, StalenessCounts& staleness, const Settings& settings,
               Events events);
 
-  /// "server 2", who has the part.
+  /// "server 2", which has the part.
   std::string name_of_server(const TensorPart& part) const { return failover_.name(part.part.server); }
   /// Notes a push that was submitted, where pushes go in that order.
   void expect(const Tensor& tensor, Operation& push);

@@ -1,9 +1,10 @@
-// DenseRounds does what callers want of tensors: one operation after the other on each, of which parts are
-// encoded, sent, answered and decoded side by side. A push that comes while the round before it is in flight
-// is taken ahead, as far as push_ahead_bytes go.
+// DenseRounds executes operations on tensors: on each tensor one after the other, whose parts are encoded,
+// sent, answered and decoded side by side. A push that comes while the round before it is in flight is taken
+// ahead, as far as push_ahead_bytes allow.
 //
 // Threading: the RoundThread's own; codec jobs run in the pool.
-// Failure: an error in a round that others share ends all; one of a pull or a state, that operation alone.
+// Failure: an error in a round that others share ends all operations; one of a pull or a state ends that
+// operation alone.
 #pragma once
 
 #include <atomic>

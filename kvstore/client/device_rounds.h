@@ -1,8 +1,8 @@
-// DeviceRounds moves rounds of tensors that lie on a device. Parts are encoded and decoded there; where the
-// codec has no twin, the floats are landed on the host, handled as any others, and lifted back.
+// DeviceRounds runs rounds of tensors that lie on a device. Parts are encoded and decoded there. If the
+// codec has no twin, the floats are copied to the host, handled as any others, and copied back.
 //
-// Threading: link() and the counters from any thread, decode() in the pool, the rest in the loop. What is
-//   called `next` comes in the loop; until then it is one of the tensor's jobs.
+// Threading: link() and the counters from any thread, decode() in the pool, the rest in the loop. The
+// callback `next` runs in the loop; until then it counts as one of the tensor's jobs.
 #pragma once
 
 #include <cstdint>

@@ -1,7 +1,7 @@
-// Failover is the map of servers that have left or died, and of the mirror that serves in a dead one's place.
-// RoundThread::replace_server() fills it and asks the mirror for what the dead server owed. Keys keep
-// the server that they live at: only the way there changes, so nothing else that knows servers by rank needs
-// to know.
+// Failover is the map of servers that have left or died, and of the mirrors that serve in place of dead
+// ones. RoundThread::replace_server() fills it and requests from the mirror what the dead server had not
+// answered. Keys keep the server that they live at: only the route changes, so no other code that knows
+// servers by rank has to know.
 //
 // Threading: one owner; replaced() from any thread.
 #pragma once
@@ -30,7 +30,7 @@ class Failover {
   bool replace(std::uint32_t server, std::uint32_t mirror);
   /// The servers in whose place this one serves.
   std::vector<std::uint32_t> served_by(std::uint32_t mirror) const;
-  /// All that were replaced, and by whom.
+  /// All replaced servers, each with its mirror.
   std::map<std::uint32_t, std::uint32_t> replaced() const;
 
   /// On whose behalf a frame speaks. A mirror speaks for the server that it replaces, and nobody else may. A

@@ -1,7 +1,7 @@
-// Operation is what a caller wants done with one tensor: a push, a pull, both, a first value, or what a
-// server keeps of a part.
+// Operation is a caller's request for one tensor: a push, a pull, both, a first value, or what a server
+// keeps of a part.
 //
-// Threading: a value, handed over by its caller to the thread that does it.
+// Threading: a value, handed over by its caller to the thread that executes it.
 #pragma once
 
 #include <algorithm>

@@ -1,4 +1,4 @@
-// PushEncoder makes the payload of a part's push out of what the caller gives and what the codec still owes.
+// PushEncoder makes the payload of a part's push from the caller's values and the residual.
 //
 // Threading: any thread of the pool, each with another part.
 // Failure: what it throws ends the round, which others share.

@@ -1,7 +1,7 @@
 // Residuals reads and changes what codecs have not sent yet of a worker's tensors. With rollback, a residual
-// can be put back to what it was before its tensor's last round.
+// can be restored to its state before its tensor's last round.
 //
-// Threading: one owner, who calls it between rounds of the tensors that a call is about.
+// Threading: one owner, which calls it between rounds of the tensors that a call is about.
 #pragma once
 
 #include <cstdint>

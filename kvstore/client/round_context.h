@@ -1,4 +1,4 @@
-// RoundContext is what the parts of a RoundThread stand on.
+// RoundContext is what the parts of a RoundThread share.
 //
 // Threading: the members are shared by the loop and the pool; each says its own.
 #pragma once
@@ -33,7 +33,7 @@ struct RoundContext {
   TraceClock::time_point arrived{};  ///< of the frames that the loop has in hand
   /// Fails everything in flight and to come, from the loop.
   std::function<void(std::exception_ptr)> fail_now{};
-  /// The same once the loop comes to it. Any thread, and whoever is in the middle of something.
+  /// The same, when the loop gets to it. From any thread, also in the middle of another operation.
   void fail(std::exception_ptr error) {
     loop->post([this, error = std::move(error)] { fail_now(error); });
   }

@@ -1,7 +1,7 @@
-// RoundSpans notes what happened to each part of a round, for a timeline. What is no push has no stages.
+// RoundSpans records what happened to each part of a round, for a timeline. Only pushes have stages.
 //
 // Threading: submitted() on a caller's thread, note() in the loop or the pool while the round is in flight,
-//   the rest in the loop.
+// the rest in the loop.
 #pragma once
 
 #include <chrono>

@@ -1,8 +1,8 @@
-// RoundThread is the one thread that a worker's rounds run on. It has the clients that ask servers: of
-// tensors, of rows, of letters, of commands; hands each answer to whom it concerns; keeps time, and fails all
-// when something is lost that other workers share.
+// RoundThread is the one thread that a worker's rounds run on. It has the clients that send requests to
+// servers: for tensors, rows, blobs and commands. It hands each answer to its client, keeps time, and fails
+// all operations when something is lost that other workers share.
 //
-// Threading: the public methods may be called from any thread unless they say otherwise; they only post.
+// Threading: any thread may call the public methods unless they say otherwise; they only post.
 // Lifetime: owned by Engine, dies before the Messenger.
 #pragma once
 
@@ -47,9 +47,9 @@ class RoundThread final : private transport::Sink {
     bool in_order = false;            ///< pushes go in the order of submit(), as a library that sums needs it
     bool servers_in_workers = false;  ///< a server is its worker, to people, and leaves with it
     std::uint32_t contributors = 0;   ///< payloads in a sum
-    std::function<void(const std::exception_ptr&)> on_failure{};  ///< hears the first, on this thread
+    std::function<void(const std::exception_ptr&)> on_failure{};  ///< gets the first, on this thread
     Tier tier = Tier::kJob;                                       ///< of what is traced
-    Standstill* standstill = nullptr;  ///< hears the job's questions, on this thread; lives as it does
+    Standstill* standstill = nullptr;  ///< gets the job's questions, on this thread; lives as long
   };
   RoundThread(transport::Messenger& messenger, const EngineOptions& options, const Rounds& rounds);
   ~RoundThread() override;
@@ -60,7 +60,8 @@ class RoundThread final : private transport::Sink {
   void submit(KeyId key, Operation operation);
   /// Submits all in one go, so that what they send leaves together.
   void submit(std::vector<Submission> submissions);
-  /// Sets how servers send weights from the next operation on; they are told by a command of its own.
+  /// Sets the format in which servers send weights from the next operation on. A command of its own sets it
+  /// at the servers.
   void set_weight_replies(std::shared_ptr<const WeightReplies> replies);
   /// Sends text to every server; done when all have acknowledged. said: set, before done, to what they said,
   /// by rank; lives until done.
@@ -101,7 +102,7 @@ class RoundThread final : private transport::Sink {
   std::vector<std::string> take_notices() { return context_.notices.take(); }
   /// What everything in flight failed for; empty while nothing did.
   std::string failure() const;
-  /// Servers that have died, and who serves in their place.
+  /// Servers that have died, each with the mirror that serves in its place.
   std::map<std::uint32_t, std::uint32_t> replaced_servers() const { return failover_.replaced(); }
 
  private:

@@ -1,5 +1,5 @@
-// RoundWaits says what a caller's wait needs of other workers, in words that are the same on all of them
-// (standstill.h).
+// RoundWaits describes what a caller's wait needs from other workers, in words that are the same on all of
+// them (standstill.h).
 //
 // Threading: the RoundThread's own.
 #pragma once

@@ -1,9 +1,10 @@
-// Standstill tells whoever coordinates the job what this worker waits in, once all threads that drive it do,
-// so that workers that wait for one another fail at once and not after slow_abort
+// Standstill reports to the job's coordinator what this worker waits in, once all threads that drive it
+// wait. So workers that wait for each other fail at once and not after slow_abort
 // (transport/membership/wait_graph.h).
 //
-// Threading: tick() and ask() on the thread of the job's rounds, watch() and stop() by the Engine, once each.
-// Lifetime: the messenger outlives it; what watch() is given lives until stop().
+// Threading: tick() and ask() on the thread of the job's rounds, watch() and stop() by the Engine, once
+// each.
+// Lifetime: the messenger outlives it; what watch() gets lives until stop().
 #pragma once
 
 #include <chrono>

@@ -1,5 +1,5 @@
-// SubmissionOrder lets pushes go in the order in which their operations were submitted, part by part,
-// whichever is encoded first: where a library sums, the n-th call of every rank must be the same.
+// SubmissionOrder sends pushes in the order in which their operations were submitted, part by part,
+// whichever is encoded first. Where a library sums, the n-th call of every rank must be the same.
 //
 // Threading: none of its own; one thread at a time. Pure.
 #pragma once

@@ -35,7 +35,7 @@ struct TensorPart {
   bool brought_floats = false;  ///< the answer, which then has no scales for the next round
   int resends = 0;              ///< because it arrived damaged
   compress::ShareSent share;    ///< of the last round that was measured
-  bool holds_weight = false;    ///< `held` of the tensor has what the server last told of this part
+  bool holds_weight = false;    ///< `held` of the tensor has what the server last sent of this part
   std::chrono::steady_clock::time_point began;  ///< on a device: its encoding
 };
 

@@ -1,5 +1,5 @@
-// TensorState is what a worker keeps of a tensor between rounds; as bytes, it is what a checkpoint holds of
-// it.
+// TensorState is what a worker keeps of a tensor between rounds. As bytes, it is a checkpoint's part of the
+// tensor.
 //
 // Threading: values and pure functions.
 #pragma once

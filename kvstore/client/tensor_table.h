@@ -1,7 +1,7 @@
-// TensorTable holds a worker's tensors, and knows by which codec the next round of each travels: the one of
-// all, or its own. Between rounds, what it keeps of a tensor can be read and replaced.
+// TensorTable holds a worker's tensors, and knows the codec of each one's next round: the common one, or its
+// own. Between rounds, what it keeps of a tensor can be read and replaced.
 //
-// Threading: one owner. What needs a tensor between rounds says so.
+// Threading: one owner. Methods that need a tensor between rounds say so.
 #pragma once
 
 #include <cstdint>

@@ -1,5 +1,5 @@
-// WeightReceiver asks servers for weights as they send them now (weight_replies.h), and makes floats of what
-// comes: of one that is rounded, and of what changes the weight that this worker holds.
+// WeightReceiver requests weights in the servers' current format (weight_replies.h), and decodes them: a
+// rounded weight, or a difference to the weight that this worker holds.
 //
 // Threading: take() on any thread of the pool, each with another part; the rest on the RoundThread's own.
 #pragma once

@@ -1,4 +1,5 @@
-// A letter's name and addressees, and where they stand in a frame's header (wire/PROTOCOL.md, "Letters").
+// A blob's name and readers, and their places in a frame's header. The wire format calls a blob a letter
+// (wire/PROTOCOL.md, "Letters").
 //
 // Threading: values and pure functions.
 #pragma once
@@ -12,7 +13,7 @@ namespace gradwire::kvstore {
 
 inline constexpr std::uint32_t kNobody = 0xFFFFFFFF;
 
-/// Ordered by poster and sequence first, so that one collective's letters of a poster are neighbours.
+/// Ordered by poster and sequence first, so that one collective's blobs of a poster are neighbours.
 struct BlobId {
   std::uint32_t poster = 0;
   std::uint64_t sequence = 0;  ///< of the collective, counted by every worker alike
@@ -21,7 +22,7 @@ struct BlobId {
   auto operator<=>(const BlobId&) const = default;
 };
 
-/// Who may read a letter: one worker, or all but its poster and one more.
+/// The readers of a blob: one worker, or all except its poster and one more.
 struct Readers {
   std::uint32_t only = kNobody;    ///< kNobody: all
   std::uint32_t except = kNobody;  ///< counts when it is for all

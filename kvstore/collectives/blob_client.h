@@ -1,10 +1,10 @@
-// BlobClient is a worker's end of the servers' blobs, which the wire calls letters: it posts letters, fetches
-// others' and acknowledges them.
+// BlobClient is a worker's end of the servers' blobs, which the wire format calls letters: it posts blobs,
+// fetches others' and acknowledges them.
 //
 // Threading: post() and fetch() from any thread, they only hand over; the rest inside the Loop.
 // Lifetime: bytes of a post stay alive and unchanged until its ticket is done, or, when it failed, until the
-//   servers' and the Messenger's threads have ended. Bytes to fetch into: until the ticket is done or failed.
-// Failure: what a server refuses is told to `fail`, which ends the Engine.
+// servers' and the Messenger's threads have ended. Bytes to fetch into: until the ticket is done or failed.
+// Failure: `fail` gets what a server refuses, and ends the Engine.
 #pragma once
 
 #include <exception>
@@ -31,13 +31,13 @@ class BlobClient {
   BlobClient(const transport::Messenger& messenger, std::shared_ptr<Loop> loop, Outbox& outbox,
              PendingRequests& pending, const PendingRequests::Patience& patience, Fail fail);
 
-  /// Gives this worker's letter to its readers. Done when all have it and `bytes` is read no more. `what`
-  /// names the operation to people ("all_reduce"). Requires at least one byte and one reader.
+  /// Gives this worker's blob to its readers. Done when all have it and `bytes` is no longer read. `what`
+  /// names the operation for people ("all_reduce"). Requires at least one byte and one reader.
   Ticket post(const char* what, const BlobId& id, const Readers& readers, std::span<const std::byte> bytes);
-  /// Receives another worker's letter. Requires into to have its size.
+  /// Receives another worker's blob. Requires into to have its size.
   Ticket fetch(const char* what, const BlobId& id, std::span<std::byte> into);
 
-  /// Takes what a server sent that concerns a letter.
+  /// Takes a server's frame about a blob.
   void handle(const transport::Frame& frame);
   void fail_all(const std::exception_ptr& error);
 
@@ -67,7 +67,7 @@ class BlobClient {
   const std::uint32_t servers_;
   const bool hosts_server_;  ///< every worker has a server, and posts to its own
   const PendingRequests::Patience patience_;
-  std::shared_ptr<Loop> loop_;  // owners: the client's owner, and the bytes of letters on their way
+  std::shared_ptr<Loop> loop_;  // owners: the client's owner, and the bytes of blobs in flight
   Outbox& outbox_;
   PendingRequests& pending_;
   Fail fail_;

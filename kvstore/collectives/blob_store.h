@@ -1,11 +1,11 @@
-// BlobStore is what a Server knows of letters: runs of bytes that one worker posts and others fetch. All
-// collectives but the sums of gradients are made of them. No thread, no socket, no clock.
+// BlobStore is a Server's store of blobs: runs of bytes that one worker posts and others fetch. All
+// collectives except the sums of gradients are made of them. No thread, no socket, no clock.
 //
-// A letter is named by (sequence, phase, offset, poster) and says who may read it. A fetch that comes before
-// its letter waits here. A letter is dropped, and its poster told, once every reader has acknowledged it.
-// Every request may be repeated.
+// A blob is named by (sequence, phase, offset, poster) and names its readers. A fetch that comes before its
+// blob waits here. A blob is dropped, and its poster notified, once every reader has acknowledged it. Every
+// request may be repeated.
 //
-// Threading: one owner. Lifetime: a letter's Buffer is held until its last reader has it.
+// Threading: one owner. Lifetime: a blob's Buffer is held until its last reader has it.
 #pragma once
 
 #include <cstdint>
@@ -24,8 +24,8 @@ namespace gradwire::kvstore {
 
 class BlobStore {
  public:
-  /// What one worker may have here at a time: letters, and fetches of letters that are not here yet. Far
-  /// above what a collective needs, it bounds what a mistaken or hostile one piles up.
+  /// The most that one worker may have here at a time: blobs, and fetches of blobs that are not here yet.
+  /// Far above what a collective needs, it bounds what a mistaken or hostile worker can pile up.
   static constexpr std::size_t kMostPerWorker = std::size_t{1} << 16;
 
   explicit BlobStore(std::uint32_t workers, std::size_t most_per_worker = kMostPerWorker);
@@ -33,20 +33,20 @@ class BlobStore {
   /// Whether a frame is for a BlobStore.
   static bool takes(transport::Kind kind);
 
-  /// Takes one frame from a worker and appends what is to be answered, to whom. Never throws for what a peer
+  /// Takes one frame from a worker and appends the answers and their receivers. Never throws for what a peer
   /// sent: bad requests are answered with kError and change nothing.
   void handle(std::uint32_t worker, transport::Frame frame, std::vector<Answer>& answers);
 
-  /// Notes that a worker has left: whoever waits for what it has not posted, or for it to read, fails.
-  /// error: what has ended it, if an error has.
+  /// Notes that a worker has left. Workers that wait for its blobs, or for it to read theirs, fail. error:
+  /// the error that has ended it, if one has.
   void forget_worker(std::uint32_t worker, std::vector<Answer>& answers, const std::string& error = {});
 
  private:
   struct Letter {
     transport::FrameHeader header;  ///< of the post
     transport::Buffer bytes;
-    std::set<std::uint32_t> readers;  ///< who have not acknowledged it
-    std::set<std::uint32_t> sent_to;  ///< of those, who were sent it
+    std::set<std::uint32_t> readers;  ///< those that have not acknowledged it
+    std::set<std::uint32_t> sent_to;  ///< of those, the ones that it was sent to
   };
   using Letters = std::map<BlobId, Letter>;
   using Waiting = std::map<std::uint32_t, transport::FrameHeader>;  ///< fetches by worker
@@ -71,7 +71,7 @@ class BlobStore {
   std::map<BlobId, Waiting> waiting_;
   std::set<BlobId> delivered_;              ///< of each poster's newest sequence: for repeated posts
   std::vector<std::uint64_t> newest_;       ///< sequence, by poster
-  std::vector<std::size_t> held_;           ///< letters and remembered names, by poster
+  std::vector<std::size_t> held_;           ///< blobs and remembered names, by poster
   std::vector<std::size_t> waiting_count_;  ///< by the worker that waits
 };
 

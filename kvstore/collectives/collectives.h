@@ -1,18 +1,19 @@
-// Collectives are the operations of all workers on arrays that are no gradients: exact, of many types, on
-// every placement that has servers. They are made of letters (blob_store.h): what one worker posts, others
-// fetch. Every collective begins with an exchange in which the workers agree on what it is.
+// Collectives are operations of all workers on arrays that are not gradients: exact, of many types, on every
+// placement that has servers. They are made of blobs (blob_store.h): one worker posts a blob, others fetch
+// it. Every collective begins with an exchange in which the workers agree on what it is.
 //
 // Bytes that a worker sends, for P bytes of array and N workers, without headers; in placement peers:
 //   all_reduce 2 P (N-1)/N; reduce_scatter P (N-1)/N; all_gather (N-1) times its own block; all_to_all what
-//   is for others; broadcast P by the root, P (N-2)/(N-1) by the others (above one piece; else (N-1) P by the
-//   root). With dedicated servers a worker sends its letters once, and servers pass them on.
+//   is for others; broadcast P by the root, P (N-2)/(N-1) by the others (above one piece; else (N-1) P by
+//   the
+//   root). With dedicated servers a worker sends its blobs once, and servers pass them on.
 //
 // Threading: one collective at a time, in the same order on every worker. Calls block, at most slow_abort
-//   between two answers.
+// between two answers.
 // Lifetime: arrays stay alive and unchanged until the call returns, or, when it failed with anything but
-//   std::invalid_argument, until Engine::close().
-// Failure: what differs between workers is std::invalid_argument, with one text on all; the store lives on.
-//   Anything else (TransportError, TimeoutError) names who is at fault and ends the Engine.
+// std::invalid_argument, until Engine::close().
+// Failure: what differs between workers is std::invalid_argument, with one text on all; the store stays
+// usable. Anything else (TransportError, TimeoutError) names the rank at fault and ends the Engine.
 #pragma once
 
 #include <cstddef>
@@ -49,7 +50,7 @@ struct Blocks {
 
 class Collectives {
  public:
-  /// Letters are cut at piece_bytes, which all workers share; a multiple of 8. meet blocks, at most
+  /// Blobs are cut at piece_bytes, which all workers share; a multiple of 8. meet blocks, at most
   /// slow_abort.
   Collectives(transport::Messenger& messenger, BlobClient& blobs, std::uint64_t piece_bytes, Meet meet);
 

@@ -1,9 +1,9 @@
-// DeviceLink is a worker's way to one device and back: a side stream in each direction, the memory that
-// payloads pass through, the codecs' twins, and a count of what crossed.
+// DeviceLink connects a worker and one device: a side stream in each direction, the memory that payloads
+// pass through, the codecs' twins, and a count of the bytes that crossed.
 //
-// Threading: every method may be called from any thread.
-// Lifetime: outlived by the Device; tensors and operations on the device share it. settle() before what its
-//   callbacks call is gone.
+// Threading: any thread may call every method.
+// Lifetime: the Device outlives it; tensors and operations on the device share it. Call settle() before what
+// its callbacks call is gone.
 // Failure: as Device.
 #pragma once
 
@@ -58,7 +58,7 @@ class DeviceLink {
   };
   static constexpr std::size_t index(Way way) { return static_cast<std::size_t>(way); }
 
-  const std::shared_ptr<compress::Device> device_;  // owners: who opened it, and this
+  const std::shared_ptr<compress::Device> device_;  // owners: its opener, and this
   transport::BufferPool pinned_;
   std::array<Lane, 2> lanes_;
   std::array<std::atomic<std::uint64_t>, 2> crossed_{};

@@ -3,8 +3,9 @@
 // cross.
 //
 // Threading: encode() and decode() of a round's parts may run on many threads; the rest while none of them
-// does. Lifetime: spans given to encode() and decode() stay until next was called. Failure: what a call
-// throws, it has not begun; what comes later is handed to next.
+// does.
+// Lifetime: spans given to encode() and decode() stay until next was called.
+// Failure: a call that throws has begun nothing; later errors go to next.
 #pragma once
 
 #include <cstddef>

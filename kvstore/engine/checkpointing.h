@@ -1,4 +1,4 @@
-// Checkpointing saves what workers and servers keep from round to round, and goes on from it.
+// Checkpointing saves what workers and servers keep from round to round, and restores it.
 //
 // Threading: collectives, on all ranks between the same steps. The folder is one that all ranks see.
 #pragma once
@@ -20,7 +20,7 @@ class ServerStates;
 struct EngineContext;
 struct FileSeal;
 
-/// What load() leaves to whoever drives the Engine.
+/// What load() leaves to the front end that drives the Engine.
 struct Restored {
   std::uint32_t workers = 0;  ///< that the checkpoint is of
   std::string optimizer;      ///< in force from now on, as in Engine::set_optimizer(); empty: none

@@ -1,9 +1,9 @@
-// CompressionSettings is which codec each key travels by, agreed on by all ranks: the one of all keys, or one
-// of its own.
+// CompressionSettings holds the codec of each key, agreed on by all ranks: the common one, or one of its
+// own.
 //
 // Threading: collectives.
 // Failure: std::invalid_argument on all ranks for a bad spec, ranks that differ, and a codec that agrees
-//   scales where servers have an optimizer.
+// scales where servers have an optimizer.
 #pragma once
 
 #include <cstdint>

@@ -1,11 +1,11 @@
-// Engine is what a worker drives: it declares keys, and turns push, pull and push_pull into tickets. What
-// else a worker does with its keys are its parts: slots, codecs, residuals, checkpoints, numbers.
+// Engine is the worker's interface: it declares keys, and turns push, pull and push_pull into tickets. Its
+// parts do the rest: slots, codecs, residuals, checkpoints, numbers.
 //
-// Threading: every method may be called from any thread; collectives (declare, set_compression, ...) by one
-//   thread at a time and in the same order on every worker. mark_ready() never blocks.
+// Threading: any thread may call every method; collectives (declare, set_compression, ...) by one thread at
+// a time and in the same order on every worker. mark_ready() never blocks.
 // Lifetime: spans given to push_pull and pull stay alive and untouched until the ticket is done, or, when it
-//   failed, until close(). push() has taken its span when it returns.
-// Failure: the first failure is final and is rethrown by every ticket and every later call.
+// failed, until close(). push() has taken its span when it returns.
+// Failure: the first failure is final. Every ticket and every later call rethrows it.
 #pragma once
 
 #include <chrono>
@@ -62,9 +62,9 @@ class Engine {
   std::uint32_t rank() const;
   std::uint32_t num_workers() const;
   std::uint32_t num_servers() const;
-  /// How often the job has met (transport/PROTOCOL.md, "Generations").
+  /// The job's generation, from 1 (transport/PROTOCOL.md, "Generations").
   std::uint32_t generation() const;
-  /// Workers that wait to be taken in, as last heard.
+  /// How many workers wait to be admitted, by the last heartbeat.
   std::uint32_t newcomers() const;
   /// As Messenger::regroup().
   void regroup(const std::string& why, transport::Parting parting);
@@ -79,15 +79,15 @@ class Engine {
   /// push. Meanwhile no other collective may be called. Throws std::invalid_argument where a library or a
   /// host's workers sum, TimeoutError naming the ranks that did not join within slow_abort.
   std::uint32_t join();
-  /// Waits until this worker's own rounds are over: not a collective, but others have to push. what: who
-  /// waits, to people.
+  /// Waits until this worker's own rounds are over. It is no collective, but others have to push. what: the
+  /// waiting caller, for people.
   void await_rounds(const char* what);
   /// Exchanges of the workers.
   Meeting& meeting();
   /// Exact collectives on arrays of many types. Lives until close(); throws std::logic_error after it.
   Collectives& collectives();
-  /// Who drives this Engine, and waits (callers.h). A wait with a timeout that is begun again until it ends
-  /// is to be within an Endless of these.
+  /// The threads that drive this Engine and wait (callers.h). A wait with a timeout that is repeated until
+  /// it ends must be within an Endless of these.
   const std::shared_ptr<Callers>& callers() const;
   /// Whether there are tables of rows: wherever there are servers.
   bool has_sparse() const;

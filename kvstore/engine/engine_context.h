@@ -1,5 +1,5 @@
-// EngineContext is what the parts of an Engine share. Their headers only name it, so that who includes
-// engine.h does not include a worker's threads.
+// EngineContext is what the parts of an Engine share. Their headers only name it, so that including engine.h
+// does not include a worker's threads.
 //
 // Threading: each member says its own.
 #pragma once

@@ -1,6 +1,6 @@
-// EngineMetrics are a worker's numbers and its words to people, and what it has traced.
+// EngineMetrics are a worker's counters, its notices for people, and its trace.
 //
-// Threading: any thread. What asks the servers waits for them, at most slow_abort.
+// Threading: any thread. Methods that ask the servers wait for them, at most slow_abort.
 #pragma once
 
 #include <chrono>
@@ -36,7 +36,7 @@ class EngineMetrics {
   /// Payload bytes that servers have passed on to their mirrors; 0 without replicas. Asks the servers; what
   /// dead ones had passed on is not counted.
   std::uint64_t mirrored_bytes() const;
-  /// Servers that have died, and who serves in their place.
+  /// Servers that have died, each with the mirror that serves in its place.
   std::map<std::uint32_t, std::uint32_t> replaced_servers() const;
   /// Of the host's threads; of rows also those that call.
   double codec_seconds() const;

@@ -1,5 +1,5 @@
-// What keys begin with: one worker's values, which the servers then have, or, where a library
-// sums, each rank.
+// The first values of keys: those of one worker, which the servers then hold, or, where a library sums, each
+// rank.
 //
 // Threading: a collective.
 #pragma once

@@ -1,7 +1,8 @@
-// KeyTable is what a worker knows of the keys that all ranks have agreed on: their shapes, their places on
-// servers, and the buckets in which small ones travel as one.
+// KeyTable holds the keys that all ranks have agreed on: their shapes, their places on servers, and the
+// buckets in which small ones travel as one.
 //
-// Threading: add() and what is of buckets: collectives' threads, one at a time; the rest from any thread.
+// Threading: add() and the methods about buckets: collectives' threads, one at a time; the rest from any
+// thread.
 #pragma once
 
 #include <cstdint>

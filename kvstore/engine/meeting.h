@@ -1,5 +1,5 @@
-// Meeting is how a job's workers do something together: they exchange texts, and what is wrong on one of them
-// is an error on all.
+// Meeting runs steps of all workers together: they exchange texts, and an error on one of them is an error
+// on all.
 //
 // Threading: collectives: by one thread at a time and in the same order on every worker.
 // Failure: TimeoutError naming the ranks that did not come within slow_abort.
@@ -42,8 +42,9 @@ class Meeting {
   /// Has all workers give the same text, of lines. Throws std::invalid_argument that names the first line in
   /// which one differs from worker 0, on all of them (agreement.h). name: of the exchange; empty: what.
   void agree(const std::string& what, const std::string& text, std::string_view name = {});
-  /// Does work on all ranks and returns what it gave, in rank order; where it fails on any, all throw what
-  /// the first of those did. That the job has failed is told at once: nobody could be asked any more.
+  /// Runs work on all ranks and returns the results, in rank order. If it fails on any rank, all throw the
+  /// error of the first of those. A failure of the whole job is thrown at once, because no rank could be
+  /// asked any more.
   std::vector<std::string> attempt(const char* what, const std::function<std::string()>& work);
 
  private:

@@ -1,8 +1,9 @@
-// OptimizerStates are what servers remember of each weight beside it (momentum, moments, steps), in one file.
+// OptimizerStates saves and loads what servers keep of each weight beside it (momentum, moments, steps), in
+// one file.
 //
 // Threading: save() is of any one rank, or of several; load() is a collective.
 // Failure: std::logic_error where no optimizer is set, and during a step; std::invalid_argument where there
-//   are tables of rows.
+// are tables of rows.
 #pragma once
 
 #include <cstdint>

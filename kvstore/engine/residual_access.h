@@ -1,6 +1,6 @@
-// ResidualAccess reads and changes what codecs have not sent yet. It belongs to keys, whatever bucket those
-// travel in. No round of the key may be in progress. Where a host's workers sum first, it is the leader's;
-// others have none.
+// ResidualAccess reads and changes what codecs have not sent yet. It is by key, whatever bucket a key
+// travels in. No round of the key may be in progress. Where a host's workers sum first, the leader has the
+// residual; others have none.
 //
 // Threading: any thread, unless a call says that it is a collective.
 #pragma once

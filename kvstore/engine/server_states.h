@@ -1,7 +1,7 @@
 // ServerStates reads and writes what the job's servers keep of keys from round to round, part by part.
 //
 // Threading: any thread; each call waits for the servers.
-// Failure: std::invalid_argument with a server's refusal, as while a round is under way.
+// Failure: std::invalid_argument with a server's refusal, such as while a round is in progress.
 #pragma once
 
 #include <cstdint>

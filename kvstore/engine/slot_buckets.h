@@ -1,8 +1,9 @@
 // SlotBuckets are gradients that stay in place, exchanged every step as backward() produces them. Several
-// sets of them, each with steps of its own, are for several models or optimizers at one store; `set` is the
+// sets of them, each with steps of its own, serve several models or optimizers at one store; `set` is the
 // set's number. Neighbours travel in buckets.
 //
-// Threading: bind() is a collective; mark_ready() from any thread, and never blocks; the rest from any.
+// Threading: bind() is a collective; mark_ready() from any thread, and never blocks; the rest from any
+// thread.
 // Lifetime: bound memory stays alive until Engine::close().
 #pragma once
 

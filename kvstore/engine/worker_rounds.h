@@ -1,5 +1,5 @@
-// WorkerRounds is where a worker's rounds run: on the thread of the job, or, where a host's workers sum
-// first, on that of the host, whose sums the leader's thread of the job then pushes.
+// WorkerRounds runs a worker's rounds: on the thread of the job, or, where a host's workers sum first, on
+// that of the host, whose sums the leader's thread of the job then pushes.
 //
 // Threading: begin(), hand_over() and stop() by the Engine, once each; the rest from any thread.
 // Failure: std::logic_error once it is stopped.
@@ -62,7 +62,7 @@ class WorkerRounds {
 
   /// Sends text to every server, and waits until all have carried it out; what they said, by rank.
   std::vector<Acknowledgement> command(std::string text) const;
-  /// Waits until this worker's own rounds are over. what: who waits, to people.
+  /// Waits until this worker's own rounds are over. what: the waiting caller, for people.
   void await(const char* what) const;
   /// Adds keys and places them on the servers, whose load this adds to.
   void add_keys(const std::vector<KeySpec>& keys, const fusion::OwnedCut& cut,
@@ -70,7 +70,7 @@ class WorkerRounds {
   void add_bucket(const KeySpec& spec, const Part& home, std::vector<std::uint32_t> segments) const;
   /// Where elements lie that travel at home. None on a worker that does not lead its host.
   std::vector<KeyRange> ranges(Home home, std::uint64_t elements) const;
-  /// Those who push to the job's servers, ascending.
+  /// The ranks that push to the job's servers, ascending.
   std::vector<std::uint32_t> contributors() const;
 
   /// Of spans on a device; none: of the host's.

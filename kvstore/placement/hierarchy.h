@@ -2,16 +2,16 @@
 // host.
 //
 // A worker's rounds then run on two RoundThreads. The host's sends them over the host's link to a Server in
-// the process of the host's leader, its lowest rank. When a round is complete there, the leader's uplink, the
-// RoundThread of the main job, pushes the sum, with the codec and its residual; the answer becomes the
+// the process of the host's leader, its lowest rank. When a round is complete there, the leader's uplink,
+// the RoundThread of the main job, pushes the sum, with the codec and its residual. The answer becomes the
 // Server's. Each partition of the host's Server is a tensor of its own to the uplink, so that summing,
 // encoding and sending overlap. The main job's servers wait for the leaders alone.
 //
 // Threading: as Engine.
 // Lifetime: between the main job's Messenger, which outlives it, and the uplink, which is destroyed after
-//   stop() and before this.
-// Failure: a failure of the main job fails the host's rounds, and the other way round. What an uplink cannot
-//   do, its leader's Server tells the workers of its host.
+// stop() and before this.
+// Failure: a failure of the main job fails the host's rounds, and vice versa. If an uplink fails, its
+// leader's Server reports that to the workers of its host.
 #pragma once
 
 #include <chrono>
@@ -42,9 +42,9 @@ class Hierarchy {
   /// Its options: it waits longer than the host's rounds, so that a rank that is missing on a host is named
   /// there.
   static EngineOptions uplink_options(EngineOptions options);
-  /// Those who push to the main job's servers, ascending.
+  /// The ranks that push to the main job's servers, ascending.
   std::vector<std::uint32_t> leaders() const { return transport::leaders_of(link_.hosts); }
-  /// The command that tells the main job's servers whom to wait for.
+  /// The command that names to the main job's servers the ranks to wait for.
   std::string command() const;
   /// Begins to take rounds, once the servers know.
   void start(RoundThread& uplink);

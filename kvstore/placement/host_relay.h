@@ -1,4 +1,4 @@
-// HostRelay takes the sums of a host's Server up to the main job, and the answers back. The leader of a host
+// HostRelay forwards the sums of a host's Server to the main job, and the answers back. The leader of a host
 // has one.
 //
 // Threading: take() on the Server's threads, answers on the uplink's; the rest from anywhere.

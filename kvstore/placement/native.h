@@ -1,9 +1,9 @@
 // Placement native: a library sums (MPI_Iallreduce, ncclAllReduce), and nobody hosts a Server. To the Engine
 // it looks like a job with one server, in its own process.
 //
-// Dense payloads (none, fp16, bf16) are summed by the library, in its order. Those of lossy codecs are
-// gathered, or their codes added as integers (code_sums.h); every rank answers itself as a Server would, so
-// either way the bits are those of the other placements.
+// The library sums dense payloads (none, fp16, bf16) in its own order. Payloads of lossy codecs are
+// gathered, or their codes added as integers (code_sums.h). Every rank makes the answer itself as a Server
+// would, so either way the bits are those of the other placements.
 //
 // Threading: as Messenger, plus one thread that answers.
 // Failure: ranks that push in different orders are an error on all of them.

@@ -1,8 +1,8 @@
-// SumTrailer is what rides behind the elements that a library sums: whether all ranks summed the same thing,
-// and whether one of them met a NaN or infinity.
+// SumTrailer is appended to the elements that a library sums. It detects ranks that summed different things,
+// and ranks that found a NaN or infinity.
 //
-// 32 elements spell a hash of what is summed, each 0 or 1, so that one whose sum is neither 0 nor the number
-// of ranks tells every rank that they differ; the last counts ranks that met a non-finite value.
+// 32 elements spell a hash of what is summed, each 0 or 1. A sum that is neither 0 nor the number of ranks
+// shows every rank that they differ. The last element counts ranks that found a non-finite value.
 //
 // Threading: all functions are pure.
 #pragma once

@@ -1,17 +1,16 @@
-// RowAggregator is what a Server knows and decides about tables of rows: contributions of some rows in, sums
-// or weights of some rows out. What a round costs grows with its rows, not with the table. No thread, no
+// RowAggregator decides what a Server does with tables of rows: contributions of some rows in, sums or
+// weights of some rows out. The cost of a round grows with its rows, not with the table. No thread, no
 // socket, no clock.
 //
-// A round is one (table, step), complete when every worker's push is here, be it of no row. For each row of
-// the union, the rows of those workers that sent it are summed in rank order. Without an optimizer those sums
-// are what the table holds until the next round; with one, the rows of the union are updated and no others
-// ("lazily", as MXNet's lazy_update and torch.optim.SparseAdam do: momentum, moments and weight decay of
-// other rows stand still, an optimizer's count of steps goes on for all). Rows that were never written are
-// zero.
+// A round is one (table, step), complete when every worker's push is here, even of no row. For each row of
+// the union, the rows of the workers that sent it are summed in rank order. Without an optimizer the table
+// holds those sums until the next round. With one, only the rows of the union are updated ("lazily", as
+// MXNet's lazy_update and torch.optim.SparseAdam do). Momentum, moments and weight decay of other rows stand
+// still; an optimizer's count of steps continues for all. Rows that were never written are zero.
 //
-// Every request may be repeated. Workers ask for what a round made; who asks before it is complete waits
-// here. Where pushes are applied at once (push_clocks.h), each is a round of its own, and a pull is answered
-// with the rows as they are then (row_aggregator_async.cpp).
+// Every request may be repeated. Workers ask for the result of a round; a request that comes before the
+// round is complete waits here. Where pushes are applied at once (push_clocks.h), each is a round of its
+// own, and a pull is answered with the current rows (row_aggregator_async.cpp).
 //
 // Threading: one owner. Lifetime: payload Buffers are held until their round is complete.
 #pragma once
@@ -47,16 +46,16 @@ class RowAggregator {
   /// Whether a frame is for a RowAggregator.
   static bool takes(transport::Kind kind);
 
-  /// Takes one frame from a worker and appends what is to be answered, to whom. Never throws for what a peer
+  /// Takes one frame from a worker and appends the answers and their receivers. Never throws for what a peer
   /// sent: bad requests are answered with kError and change nothing.
   void handle(std::uint32_t worker, transport::Frame frame, std::vector<Answer>& answers);
 
-  /// Heeds a command of worker's that Aggregator has carried out: "optimizer ...", "rounds at_once ..." or
+  /// Applies a worker's command that Aggregator has executed: "optimizer ...", "rounds at_once ..." or
   /// "meet". Others change nothing.
   void heed(std::uint32_t worker, const transport::Frame& command, std::vector<Answer>& answers);
 
-  /// Notes that a worker will push no more: who waits for rounds that need it fails, now and later; at once
-  /// nobody waits for it. error: what has ended it, if an error has.
+  /// Notes that a worker will push no more. Workers that wait for rounds that need it fail, now and later;
+  /// at once nobody waits for it. error: the error that has ended it, if one has.
   void forget_worker(std::uint32_t worker, std::vector<Answer>& answers, const std::string& error = {});
 
  private:

@@ -1,10 +1,10 @@
 // RowClient is a worker's end of the servers' tables of rows: it sends requests, keeps them until they are
-// answered, and puts their answers together. Operations on one table go one after the other.
+// answered, and assembles their answers. Operations on one table run one after the other.
 //
 // Threading: submit() from any thread, it only hands over; the rest inside the Loop.
 // Lifetime: an operation's payloads are its own; its answers are the caller's once its ticket is done.
-// Failure: what a server refuses of a push is told to `fail`, which ends the Engine, since others wait for
-//   it; of a pull or a state, to its ticket.
+// Failure: `fail` gets a server's refusal of a push and ends the Engine, because others wait for that push.
+// A refusal of a pull or a state goes to its ticket.
 #pragma once
 
 #include <cstdint>
@@ -42,7 +42,7 @@ using RowAnswers = std::vector<RowAnswer>;
 struct RowOperation {
   std::string what;  ///< to people: "rows of 'embedding'"
   std::vector<RowRequest> requests;
-  std::shared_ptr<RowAnswers> answers = std::make_shared<RowAnswers>();  // owners: this and who waits
+  std::shared_ptr<RowAnswers> answers = std::make_shared<RowAnswers>();  // owners: this, the caller
   Ticket done;
 };
 
@@ -51,8 +51,8 @@ class RowClient {
   using Clock = PendingRequests::Clock;
   using Fail = std::function<void(std::exception_ptr)>;
 
-  /// server_role: what servers are to people: kWorker where every worker has one. patience: the first
-  /// repetition comes early enough for its answer, which names who is awaited, to be here when a warning is
+  /// server_role: the servers' role for people: kWorker where every worker has one. patience: the first
+  /// repetition is early enough for its answer, which names the awaited ranks, to be here when a warning is
   /// due. staleness: where pushes are applied at once, counts that of each push at each of its servers; else
   /// null.
   RowClient(std::shared_ptr<Loop> loop, Outbox& outbox, PendingRequests& pending, transport::Role server_role,

@@ -1,5 +1,5 @@
-// RowState is what is kept of rows of a table between rounds, by a server or by a worker; as bytes, it is
-// what workers fetch and give back for a checkpoint, and what its files hold (wire/PROTOCOL.md, "States").
+// RowState is what a server or a worker keeps of rows of a table between rounds. As bytes, workers fetch it
+// and return it for a checkpoint, and a checkpoint's files hold it (wire/PROTOCOL.md, "States").
 //
 // Threading: values and pure functions.
 #pragma once

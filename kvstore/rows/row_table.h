@@ -1,4 +1,4 @@
-// What RowAggregator keeps of one table, of its rounds, and of those who wait for them.
+// What RowAggregator keeps of one table, of its rounds, and of the workers that wait for them.
 //
 // Threading: RowAggregator's owner.
 #pragma once
@@ -34,7 +34,7 @@ struct RowAggregator::Round {
   ProgramSteps program_steps;
 };
 
-/// Who waits for what a round makes.
+/// A worker that waits for the result of a round.
 struct RowAggregator::Pull {
   transport::FrameHeader header;
   std::optional<std::vector<std::uint64_t>> asked;  ///< none: every row of the last round
@@ -57,7 +57,7 @@ struct RowAggregator::Table {
   bool has_values = false;  ///< first values or weights; else sums
   bool has_sums = false;    ///< of a round here; a checkpoint has none
   StoredRows values;
-  StoredRows residual;  ///< what replies of a lossy codec have not told yet
+  StoredRows residual;  ///< what replies of a lossy codec have not sent yet
   std::unordered_map<std::uint64_t, OptimizerState> states;
   std::string optimizer;              ///< whose states those are
   std::uint64_t optimizer_steps = 0;  ///< rounds, whatever rows they had
@@ -73,7 +73,7 @@ struct RowAggregator::Table {
   std::uint64_t loads = 0;                                 ///< number of the last checkpoint that was loaded
   bool has_gone_on = false;                                ///< rounds were completed since
   std::optional<std::vector<std::uint64_t>>
-      kept;  ///< rows of which anything is kept, ascending, for who reads the state piece by piece
+      kept;  ///< rows of which anything is kept, ascending, for reads of the state piece by piece
 };
 
 }  // namespace gradwire::kvstore

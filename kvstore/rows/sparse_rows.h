@@ -1,15 +1,15 @@
-// SparseRows are tables of which a round touches some rows: gradients of embeddings. What goes over the wire
-// grows with those rows. Each row travels by the codec on its own; what a codec has not sent of a row is kept
-// for the next round that has the row.
+// SparseRows are tables of which a round touches some rows: gradients of embeddings. Traffic grows with
+// those rows. The codec encodes each row on its own; what it has not sent of a row is kept for the next
+// round that has the row.
 //
 // Rows live on the servers of every placement that has servers. Where a host's workers sum first, rows do
-// not: each worker pushes to the job's servers itself.
+// not: each worker pushes them to the job's servers itself.
 //
 // Threading: collectives (declare, init, set_compression) by one thread at a time and in the same order on
-//   every worker; the rest from any thread.
+// every worker; the rest from any thread.
 // Lifetime: spans are read until the call returns.
-// Failure: misuse is std::invalid_argument, and nothing has been sent; anything else names who is at fault
-//   and ends the Engine.
+// Failure: misuse is std::invalid_argument, and nothing has been sent; anything else names the rank at fault
+// and ends the Engine.
 #pragma once
 
 #include <atomic>
@@ -169,7 +169,8 @@ class SparseRows {
                                         std::int32_t priority);
   std::vector<RowRequest> init_requests(Table& table, const Rows& rows);
   PulledRows submit(Table& table, std::vector<RowRequest> requests);
-  /// The same of requests of a round, or behind one: who waits for them waits for others (callers.h).
+  /// The same for requests of a round, or behind one: a caller that waits for them waits for other workers
+  /// (callers.h).
   PulledRows submit_round(Table& table, const char* call, std::vector<RowRequest> requests);
   void settle_ahead(Table& table);
 

@@ -1,5 +1,6 @@
-// StoredRows holds those rows of a table that were ever written; all others are zero and take no memory. So a
-// residual, a weight or an optimizer's state costs what was touched, and not what a peer says a table has.
+// StoredRows holds the rows of a table that were ever written; all others are zero and take no memory. So a
+// residual, a weight or an optimizer's state takes memory by the rows that were touched, and not by the size
+// that a peer claims for a table.
 //
 // Threading: one thread at a time. Lifetime: spans stay valid until clear() or the end.
 #pragma once

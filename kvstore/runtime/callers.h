@@ -1,8 +1,8 @@
-// Callers knows which threads drive an Engine, and what each of them waits for that other workers have to do.
-// Only when all of them wait is it certain that this worker does nothing before what it waits for has come.
+// Callers tracks the threads that drive an Engine, and what each of them waits for from other workers. Only
+// when all of them wait is it certain that this worker does nothing before what it waits for has come.
 //
-// A thread is a caller from its first call, or wait, to its end. Waits that end by themselves, with a
-// timeout, say nothing; those that do not are within an Endless.
+// A thread is a caller from its first call, or wait, to its end. Waits with a timeout are not reported.
+// Waits without one are within an Endless.
 //
 // Threading: any thread.
 #pragma once
@@ -71,7 +71,7 @@ class Callers : public std::enable_shared_from_this<Callers> {
     Callers& callers_;
   };
 
-  /// As Waiting, for whom an object cannot follow: begin counts within an Endless only.
+  /// As Waiting, for callers whose wait an object cannot span: begin counts within an Endless only.
   void begin_wait(Wait wait);
   void end_wait();
   void change_endless(int by);

@@ -1,8 +1,8 @@
 // Loop is one thread's inbox of work: others post, the owner runs. All state of Engine and Server is touched
-// only from inside such a loop, so it needs no lock.
+// only inside such a loop, so it needs no lock.
 //
 // Threading: post(), post_first() and stop() from any thread; run() from one. Tasks posted after stop() are
-//   dropped, unrun.
+// dropped, unrun.
 #pragma once
 
 #include <chrono>

@@ -1,4 +1,4 @@
-// Notices are what a worker's threads have to say to people, until somebody takes it.
+// Notices are messages of a worker's threads for people, kept until they are fetched.
 //
 // Threading: any thread.
 #pragma once

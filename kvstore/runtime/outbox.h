@@ -1,8 +1,9 @@
-// Outbox sends frames by priority and within credit, and fuses small ones that go to the same peer.
-// Engine uses one for its pushes, each Server thread one for its replies. Frames to a peer in the same
-// process take no wire and wait for nothing.
+// Outbox sends frames by priority and within credit, and fuses small ones that go to the same peer. Engine
+// uses one for its pushes, each Server thread one for its replies. Frames to a peer in the same process use
+// no wire and wait for nothing.
 //
-// Threading: used inside one Loop; only the release of a sent payload comes from elsewhere, as a posted task.
+// Threading: used inside one Loop; only the release of a sent payload comes from elsewhere, as a posted
+// task.
 // Lifetime: payloads may be released after the Outbox is gone.
 #pragma once
 

@@ -1,8 +1,8 @@
-// PendingRequests holds what a worker has asked of servers and has no answer to. It asks again, warns of what
-// has waited for long, and says when to give up, in all of this naming those who are awaited.
+// PendingRequests holds a worker's requests to servers that have no answer yet. It repeats them, warns about
+// those that wait for long, and reports when to give up. Each report names the awaited ranks.
 //
-// All clients of a worker keep their requests in one of these. What a request says, and what its answer
-// means, is theirs alone.
+// All clients of a worker keep their requests in one of these. Only the clients know what a request says and
+// what its answer means.
 //
 // Threading: one owner. Pure: no thread, no socket, no clock.
 #pragma once

@@ -1,5 +1,5 @@
-// Pieces: how much of first values is under way at once. One wait for each key would take a round trip each;
-// all together would be sent again, while they still stand in the queue, by who waits for their answers.
+// Pieces limits how much of the first values is in flight at once. One wait for each key would take a round
+// trip each. All together would queue for so long that their senders repeat them.
 //
 // Threading: pure functions.
 #pragma once

@@ -1,4 +1,4 @@
-// StalenessCounts is how stale the pushes of a worker were that were applied at once (wire/async_policy.h).
+// StalenessCounts counts the staleness of a worker's pushes that were applied at once (wire/async_policy.h).
 //
 // Threading: any thread.
 #pragma once
@@ -9,7 +9,7 @@
 
 namespace gradwire::kvstore {
 
-/// How often each staleness was met.
+/// How often each staleness occurred.
 class StalenessCounts {
  public:
   void add(std::uint64_t staleness);

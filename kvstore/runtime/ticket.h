@@ -1,4 +1,4 @@
-// Ticket is the caller's end of an operation in flight: done, or failed with the error, or still to wait for.
+// Ticket is the caller's end of an operation in flight: done, failed with an error, or still in progress.
 //
 // Threading: a Ticket may be copied and waited on from any thread. Errors cross threads only in here.
 #pragma once
@@ -30,17 +30,17 @@ class Ticket {
   /// Waits until done; rethrows the operation's error. The Engine's slow_abort bounds the wait.
   void wait() const;
 
-  /// Whether any rank met a NaN or infinity in what this is for; known once done.
+  /// Whether any rank found a NaN or infinity in this operation; known once done.
   bool nonfinite() const;
 
   /// Calls next once, when done, on the thread that finishes, or here if it is done; with the error or null.
   /// next must return at once and not throw. At most one.
   void then(std::function<void(std::exception_ptr)> next) const;
 
-  /// Says what whoever waits for it waits for, to the callers of an Engine.
+  /// Reports to the callers of an Engine what a thread that waits for this ticket waits for.
   void concern(std::shared_ptr<Callers> callers, Callers::Wait wait) const;
 
-  /// While it lives, this thread waits for it until it is done; null where nobody would hear.
+  /// While it lives, this thread waits for the ticket; null where no report is needed.
   std::unique_ptr<Callers::Endless> endless() const;
 
   /// Notes, as a span like this one, for how long the first to wait is blocked, if it was not done before.

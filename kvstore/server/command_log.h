@@ -1,6 +1,5 @@
-// CommandLog sees to it that what a worker tells a server in words is carried out once, and in the order in
-// which it was told: one that comes again is answered as the first time, one that came too early is as if it
-// were lost.
+// CommandLog makes text commands idempotent: it executes each once, in order, and replays the reply to a
+// duplicate. A command that came too early counts as lost.
 //
 // Threading: one owner. Pure.
 #pragma once

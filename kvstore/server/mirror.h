@@ -1,14 +1,14 @@
-// What a server passes on so that another one, its mirror, knows what it knows: every request, in the order
-// in which it takes them. Aggregator, RowAggregator and BlobStore are deterministic, so a mirror that is
-// given the same requests has the same state, to the bit. A request's answers leave only once the mirror has
-// it: what a worker was told is never lost with the one that told it. Goodbyes each server hears for itself:
-// they change for whom is waited, and so what a worker that waited is told, but no sum and no weight.
+// Replication: a server forwards every request to another one, its mirror, in the order in which it takes
+// them. Aggregator, RowAggregator and BlobStore are deterministic. So a mirror that gets the same requests
+// has the same state, to the bit. A reply leaves only after the mirror has the request, so no acknowledged
+// update is lost. Each server receives goodbyes itself: they change which workers are awaited, and what
+// waiting workers get, but no sum and no weight.
 //
 // Each of a server's threads has a log of its own. Requests are numbered from 1 and may be lost, damaged or
-// doubled on the way: the mirror takes the next number and no other, says which it wants next (kMirrored),
-// and what it has not acknowledged is sent again.
+// duplicated. The mirror accepts only the next number and says which one it wants next (kMirrored). The
+// server repeats what the mirror has not acknowledged.
 //
-// Threading: one owner each. Pure: the time is given.
+// Threading: one owner each. Pure: the caller passes the time.
 #pragma once
 
 #include <chrono>

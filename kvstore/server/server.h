@@ -1,12 +1,11 @@
-// Server sums what workers push and answers them. It is the same class wherever it is hosted: in a process of
-// its own (gradwire-server), or inside a worker's (placement local). With replicas it also keeps a copy of
-// what another one knows (mirror.h), and serves in its place once that has died.
+// Server sums what workers push and answers them. It is the same class wherever it is hosted: in a process
+// of its own (gradwire-server), or inside a worker's (placement local). With replicas it also mirrors
+// another server (mirror.h), and takes over when that one has died.
 //
 // Threading: aggregator threads (one per `threads`, each owning a share of the partitions) and the
-// Messenger's I/O
-//   thread, which only hands frames over. wait() from any one thread.
-// Lifetime: owns its Messenger. The destructor stops at once; leave gracefully by wait(), or serve_on() where
-// workers host servers.
+// Messenger's I/O thread, which only hands frames over. wait() from any one thread.
+// Lifetime: owns its Messenger. The destructor stops at once; leave gracefully by wait(), or by serve_on()
+// where workers host servers.
 #pragma once
 
 #include <chrono>

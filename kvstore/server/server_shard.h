@@ -1,8 +1,8 @@
-// ServerShard is one aggregator thread of a Server and the partitions that it owns. With replicas it passes
-// on what it takes to its mirror (mirror.h), or is one of another server's: it then takes what that passes
-// on, in silence, until it is to serve in its place.
+// ServerShard is one aggregator thread of a Server and the partitions that it owns. With replicas it
+// forwards its requests to its mirror (mirror.h), or is a shard of another server's mirror. It then takes
+// the forwarded requests without answering, until it takes over.
 //
-// Threading: every method may be called from any thread and only posts.
+// Threading: any thread may call every method; they only post.
 // Lifetime: owned by Server, dies before the Messenger.
 #pragma once
 
@@ -34,7 +34,7 @@ namespace gradwire::kvstore {
 struct ShardPlace {
   unsigned log = 0;                         ///< its number
   unsigned logs = 1;                        ///< threads of the server
-  std::optional<transport::Node> mirror;    ///< who mirrors it; none: nobody
+  std::optional<transport::Node> mirror;    ///< its mirror, if any
   std::optional<transport::Node> mirrored;  ///< whose mirror it is; none: it is this server's own
 };
 
@@ -99,7 +99,7 @@ class ServerShard {
   MirrorWatch watch_;
   MirrorIntake intake_;
   bool is_silent_;                  ///< a mirror whose server lives
-  std::vector<Request> for_later_;  ///< what workers asked of a mirror that has not heard yet that it serves
+  std::vector<Request> for_later_;  ///< requests that came before this mirror knew that it serves
   std::size_t bytes_for_later_ = 0;
   std::shared_ptr<std::atomic<std::uint64_t>> mirrored_bytes_;  // owners: the shards of one server
   std::shared_ptr<Loop> loop_ = std::make_shared<Loop>();  // owners: this and payloads still in the socket

@@ -1,4 +1,4 @@
-// ServerTrace notes what one thread of a server does to the rounds that it answers.
+// ServerTrace records what one thread of a server does to the rounds that it answers.
 //
 // Threading: as the Shard that owns it.
 #pragma once
@@ -14,7 +14,7 @@ class ServerTrace {
  public:
   explicit ServerTrace(Tracer tracer) : tracer_(std::move(tracer)) {}
 
-  /// When the frames that are handled next came in, and from whom.
+  /// When the frames that are handled next came in, and their sender.
   void arrived(TraceClock::time_point time, std::uint32_t worker) {
     arrived_ = time;
     worker_ = worker;

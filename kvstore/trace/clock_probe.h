@@ -1,7 +1,7 @@
-// ClockProbe compares this process's clock with the servers', as NTP does: it asks what time it is there,
-// several times, and believes the answer that was soonest back.
+// ClockProbe measures the offset of this process's clock from the servers', as NTP does: it asks for the
+// time there several times, and uses the answer with the shortest round trip.
 //
-// Threading: read() by one thread at a time; take() from any, at once.
+// Threading: read() by one thread at a time; take() from any thread, also at the same time.
 // Failure: a server that does not answer in time, or a job that has failed, leaves no reading.
 #pragma once
 

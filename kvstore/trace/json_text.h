@@ -1,4 +1,4 @@
-// How JSON writes text.
+// Text as a JSON string.
 #pragma once
 
 #include <string>

@@ -1,10 +1,10 @@
-// Trace is where a process's threads note what happened to each partition and when: spans, for a timeline.
+// Trace records what happened to each partition and when: spans, for a timeline.
 //
-// Every thread writes to a buffer of its own, without a lock; a full buffer drops what comes, and counts it.
-// Off, or not there at all, it costs who asks one branch.
+// Every thread writes to a buffer of its own, without a lock. A full buffer drops new spans and counts them.
+// Without a trace, or with it off, a hook costs one branch.
 //
-// Threading: every method from any thread. A span is noted by the thread that saw its end.
-// Lifetime: shared, since payloads on their way note their end after those who sent them are gone.
+// Threading: any thread may call every method. A span is recorded by the thread that saw its end.
+// Lifetime: shared, because payloads in flight record their end after their senders are gone.
 #pragma once
 
 #include <array>
@@ -73,7 +73,7 @@ struct ClockReading {
 struct TraceOptions {
   std::size_t spans_per_thread = std::size_t{1} << 17;  ///< 8 MiB, touched only as they fill
   std::size_t most_threads = 64;
-  /// Added to every time that the trace tells: for tests, in which clocks must differ.
+  /// Added to every time in the trace: for tests, in which clocks must differ.
   std::chrono::nanoseconds clock_offset{0};
 };
 
@@ -90,7 +90,7 @@ class Trace {
   void stop() noexcept { on_.store(false, std::memory_order_relaxed); }
   bool is_on() const noexcept { return on_.load(std::memory_order_relaxed); }
 
-  /// A time of TraceClock as the trace tells it: with the offset.
+  /// A time of TraceClock as the trace writes it: with the offset.
   TraceClock::time_point told(TraceClock::time_point time) const { return time + options_.clock_offset; }
 
   /// Notes a span, in times of TraceClock. Waits for no other thread, but for a thread's first span. Leaves
@@ -124,11 +124,11 @@ class Trace {
   std::vector<std::unique_ptr<Buffer>> buffers_;
   std::map<std::pair<Tier, std::uint64_t>, std::string> key_names_;
   std::vector<ClockReading> readings_;
-  TraceClock::time_point started_;  ///< as told
+  TraceClock::time_point started_;  ///< as given
   std::uint64_t dropped_before_ = 0;
 };
 
-/// What those hold who note spans: a trace, or none, and the tier that they work in.
+/// What a recorder of spans holds: a trace, or none, and its tier.
 class Tracer {
  public:
   Tracer() = default;
@@ -147,7 +147,7 @@ class Tracer {
   const std::shared_ptr<Trace>& trace() const { return trace_; }
 
  private:
-  std::shared_ptr<Trace> trace_;  // owners: who opened the store or runs the server, and all who note
+  std::shared_ptr<Trace> trace_;  // owners: the opener of the store or server, and all recorders
   Tier tier_ = Tier::kJob;
 };
 

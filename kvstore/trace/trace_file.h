@@ -24,7 +24,7 @@ struct TraceOrigin {
 /// file.
 std::string write_trace(const std::string& folder, Trace& trace, const TraceOrigin& origin);
 
-/// As write_trace(), for the end of a job, which is none the worse where that fails: only tells `log` why.
+/// As write_trace(), for the end of a job. A failure does not harm the job: it only goes to `log`.
 void leave_trace(const std::string& folder, Trace& trace, const TraceOrigin& origin,
                  const std::function<void(const std::string&)>& log);
 

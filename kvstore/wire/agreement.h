@@ -1,9 +1,11 @@
-// What all workers must give alike, compared by the texts that they have exchanged, and who fails where they
-// differ.
+// What must be equal on all workers, compared by the texts that they have exchanged, and which workers fail
+// if they differ.
 //
-// In the first generation of a job all fail together. In a later one, of a job that goes on, rank 0 was there
-// before, and whoever differs from it is new: it alone fails, and leaves; for the others nothing is wrong
-// until they hear of that (MembershipChanged). Threading: as the exchange before it; blocks nowhere.
+// In the first generation of a job all fail together. In a later generation, rank 0 was there before, and a
+// worker that differs from it is new. It alone fails, and leaves. The others continue until they get
+// MembershipChanged.
+//
+// Threading: as the exchange before it; never blocks.
 #pragma once
 
 #include <functional>
@@ -19,8 +21,8 @@ namespace gradwire::kvstore {
 /// Gives a worker's blob to all, and returns every worker's in rank order.
 using Meet = std::function<std::vector<std::string>(std::string_view name, std::string_view blob)>;
 
-/// What a worker gives to an exchange in the place of its blob when its own call is wrong: the others, which
-/// would wait for it, hear why.
+/// What a worker gives to an exchange in place of its blob when its own call is wrong. The others, which
+/// would wait for it, get the reason.
 std::string refusal(const std::string& text);
 
 /// Throws std::invalid_argument with what the first of them has refused, and by which rank. Blobs by rank.

@@ -1,4 +1,4 @@
-// What a server's answers have in common, whatever they answer.
+// What all answers of a server have in common.
 //
 // Threading: values and pure functions.
 #pragma once
@@ -14,7 +14,7 @@
 
 namespace gradwire::kvstore {
 
-/// What is to be sent, and to whom.
+/// A frame to send, and its receiver.
 struct Answer {
   std::uint32_t worker = 0;
   transport::Frame frame;

@@ -1,8 +1,8 @@
-// AsyncPolicy is the policy of stores in which every push is a round of its own (dist_async): it goes into
-// the weight when it arrives, whatever the other workers do.
+// AsyncPolicy is the policy of stores in which every push is a round of its own (dist_async): servers apply
+// it to the weight when it arrives, whatever the other workers do.
 //
-// With a staleness bound it is stale synchronous parallel, SSP (Ho et al., "More Effective Distributed ML via
-// a Stale Synchronous Parallel Parameter Server", NIPS 2013, section 2). Deviation: there is a clock for
+// With a staleness bound it is stale synchronous parallel, SSP (Ho et al., "More Effective Distributed ML
+// via a Stale Synchronous Parallel Parameter Server", NIPS 2013, section 2). Deviation: there is a clock for
 // every weight (aggregate/push_clocks.h).
 //
 // Threading: values and pure functions.
@@ -15,7 +15,7 @@
 
 namespace gradwire::kvstore {
 
-/// As workers agree on it, and tell servers.
+/// As text, by which workers agree on it and servers get it.
 struct AsyncPolicy {
   std::optional<std::uint64_t> staleness_bound;  ///< pushes ahead of the slowest worker; none: any number
   bool operator==(const AsyncPolicy&) const = default;

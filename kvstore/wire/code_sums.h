@@ -1,9 +1,9 @@
-// How a library sums payloads of codes: it gathers them, or adds them as integers. Whichever moves fewer
+// How a library sums payloads of codes: it gathers them or adds them as integers, whichever moves fewer
 // bits.
 //
-// An all-gather moves (N-1) * c bits per element and rank, c being the bits of a code; an all-reduce of w-bit
-// integers 2 (N-1)/N * w. So 2-bit codes are gathered up to 8 ranks, and added as int8 from 9 to 127, as
-// int16 above.
+// An all-gather moves (N-1) * c bits per element and rank, with c the bits of a code. An all-reduce of w-bit
+// integers moves 2 (N-1)/N * w. So 2-bit codes are gathered up to 8 ranks, added as int8 from 9 to 127, and
+// as int16 above.
 //
 // Threading: all functions are pure.
 #pragma once

@@ -1,4 +1,4 @@
-// Compression is a codec and how sums come back in answer to it: what all ranks agree on for a key.
+// Compression is a codec and the form in which sums come back: what all ranks agree on for a key.
 //
 // Threading: immutable once shared.
 #pragma once

@@ -44,7 +44,7 @@ std::vector<KeySpec> read_keys(const std::string& text);
 /// every rank.
 void require_same_keys(std::span<const std::string> texts_by_rank);
 
-/// Likewise for settings written as "name=value" lines; `what` names them in the error.
+/// Compares settings written as "name=value" lines in the same way; `what` names them in the error.
 void require_same_settings(const std::string& what, std::span<const std::string> texts_by_rank);
 
 /// Decides the home of every partition of `keys`, spread by bytes over `servers`; `cut` says how what one

@@ -1,5 +1,5 @@
-// Payloads on their way without most of their zeros (compress/two_bit/lossless_payload.h): kFlagLossless
-// tells.
+// Payloads in flight without most of their zeros (compress/two_bit/lossless_payload.h). kFlagLossless marks
+// them.
 //
 // Threading: pure functions; the pool is safe by itself.
 #pragma once

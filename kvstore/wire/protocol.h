@@ -47,8 +47,8 @@ inline constexpr std::uint64_t kNoStep = ~std::uint64_t{0};
 /// Rounds that a key may have been through; far above any job's, it keeps steps from overflowing.
 inline constexpr std::uint64_t kMaxSteps = std::uint64_t{1} << 62;
 
-/// Commands to servers are numbered from 1 above a multiple of this, which who takes a worker's place
-/// chooses higher.
+/// Commands to servers are numbered from 1 above a multiple of this. A worker that takes another one's place
+/// chooses a higher multiple.
 inline constexpr std::uint64_t kCommandsOfOneWorker = std::uint64_t{1} << 32;
 
 /// How often a payload that arrived damaged, here or there, is sent again before what it belongs to fails. A

@@ -1,6 +1,6 @@
-// RowPayload: rows of a table as they travel: which table, which rows, and what each row holds (PROTOCOL.md,
-// "Rows"). Ids ascend, so they travel as distances; what is out of range, unsorted or of another number
-// cannot be written, and is refused where it is read.
+// RowPayload: rows of a table as bytes: which table, which rows, and what each row holds (PROTOCOL.md,
+// "Rows"). Ids ascend, so they travel as distances. Ids out of range, unsorted ids and wrong numbers cannot
+// be written, and are refused by the reader.
 //
 // Threading: values and pure functions.
 #pragma once

@@ -1,4 +1,5 @@
-// Rows: what a worker pushes and gets, ids ascending and each once; and where a table's rows live.
+// Rows that a worker pushes and gets, with ascending ids, each once; and the servers on which a table's rows
+// live.
 //
 // Threading: values and pure functions.
 #pragma once

@@ -1,5 +1,5 @@
-// StateWriter and StateReader are how states lie in bytes (FORMAT.md): integers, then arrays, one behind the
-// other, little endian and without padding.
+// StateWriter and StateReader write and read states as bytes (FORMAT.md): integers, then arrays, one after
+// the other, little endian and without padding.
 //
 // Threading: values.
 #pragma once

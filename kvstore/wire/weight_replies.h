@@ -1,11 +1,11 @@
-// WeightReplies says how servers with an optimizer send weights back: as float32, rounded to 16 bits, or as
-// differences to the weight that a worker has, which a codec makes small.
+// WeightReplies is the format in which servers with an optimizer send weights back: as float32, rounded to
+// 16 bits, or as differences to the weight that a worker has, which a codec compresses.
 //
 // What a codec leaves out of a difference stays at the server: the next difference is that of the new weight
-// to what workers then have. So a worker's weight and what its server takes it for are the same floats, and
-// no residual is kept besides: compress/ef21.h, for weights, and beginning with a whole one.
+// to what workers then have. So a worker's weight is bit for bit what its server takes it for, and no
+// separate residual is needed. It is compress/ef21.h for weights, beginning with a whole one.
 //
-// Threading: immutable; the functions are pure but for the spans they are given.
+// Threading: immutable; the functions are pure apart from the spans they are given.
 #pragma once
 
 #include <cstdint>
@@ -44,9 +44,9 @@ class WeightReplies {
   std::string text_;
 };
 
-// What a worker is told of an element must not depend on what it travels with: partitions are cut as people
-// tune them. So where an element has no encoded form, what is sent are floats, and those of the others are as
-// if they had been encoded.
+// What a worker gets for an element must not depend on the elements that travel with it, because users
+// choose how partitions are cut. So where one element has no encoded form, floats are sent, and those of the
+// others are as if they had been encoded.
 
 /// Rounds a weight to the codec's 16 bits, to nearest even. Nothing where an element does not fit: it is not
 /// finite, or larger than they can say.
@@ -56,10 +56,10 @@ std::optional<transport::Buffer> round_weight(const compress::Codec& codec, std:
 /// The weight with all elements that fit as round_weight() rounds them, and the others as they are.
 std::vector<float> round_what_fits(const compress::Codec& codec, std::span<const float> weight);
 
-/// Encodes weight - told, and adds to told what that decodes to, as its receiver will. Nothing where a
-/// difference is not finite, and a receiver needs told itself: it is then the weight in that element's codec
-/// unit, and what its difference makes of it in all others. Requires equal sizes, and whole codec units but
-/// for the last.
+/// Encodes weight - told, and adds the decoded difference to told, as the receiver will. Returns nothing if
+/// a difference is not finite. The receiver then needs told itself: it is the weight in that element's codec
+/// unit, and what its difference makes of it in all others. Requires equal sizes, and whole codec units
+/// except for the last.
 std::optional<transport::Buffer> encode_delta(const compress::Codec& codec, std::span<const float> weight,
                                               const compress::Position& position, std::span<float> told,
                                               transport::BufferPool& pool);
