@@ -1,21 +1,21 @@
-"""Rows of a table: what a worker pushes when a step touches some rows of a large array, as an embedding's does.
+"""Sparse tables: a worker pushes only the rows that its step touched, as for an embedding.
 
 Example:
     kv.init("embedding", gw.RowSparse([], [], shape=(50_000, 64)))     # zeros; or RowSparse.from_dense(weight)
     kv.push("embedding", gw.RowSparse(row_ids, rows))                  # duplicates are summed
     kv.row_sparse_pull("embedding", out=rows, row_ids=row_ids)         # rows (n, 64), in the order of row_ids
 
-A round sums the rows of all workers over the union of their ids; what goes over the wire grows with the rows, not with
-the table. Every worker takes part in every round of a table, be it with no row. Without an optimizer a table holds the
-sums of its last round, and its other rows are zero. With one (set_optimizer()), only rows that somebody pushed are
-updated (MXNet's lazy update): weight decay and momentum of the others stand still.
+A round sums the rows of all workers over the union of their ids. Bytes on the wire grow with the rows, not with the
+table. Every worker takes part in every round of a table, if need be without rows. Without an optimizer, a table holds
+the sums of its last round, and its other rows are zero. With one (set_optimizer()), only rows that a worker pushed are
+updated (MXNet's lazy update): weight decay and momentum do not act on the others.
 
-In `dist_async*` each worker's rows are applied when they come, by the servers' optimizer; a row is never seen half
-written. row_sparse_pull() brings rows as they are then, behind this worker's own pushes. With a staleness bound it
-waits for workers that are too far behind with their pushes of this table: push as often as the others, be it no row.
+In `dist_async*` the servers' optimizer applies each worker's rows when they arrive; a row is never seen half written.
+row_sparse_pull() returns current rows, after this worker's own pushes. With a staleness bound, it waits for workers
+that are too far behind in their pushes of this table: push equally often on all workers, if need be without rows.
 
-Rows travel by the store's codec, each by itself; what that has not sent of a row is kept until the row is pushed again.
-`2bit:threshold=auto` has no form for rows; they then travel as float32, which is said once on stderr.
+The store's codec compresses each row by itself. The residual of a row is kept until the row is pushed again.
+`2bit:threshold=auto` cannot encode rows: they are sent as float32, and a message on stderr says so once.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ class RowSparse:
     """Some rows of an array; the others are zero.
 
     Attributes:
-        row_ids: int64 (n,): which rows, in any order; a row may be there more than once, and is then the sum.
-        rows: float (n, ...): what they hold; NumPy's or PyTorch's.
-        shape: of the whole array, or None where only the store knows it.
+        row_ids: int64 (n,): the rows' indices, in any order. Rows with the same index are summed.
+        rows: float (n, ...): the rows' values; NumPy's or PyTorch's.
+        shape: shape of the whole array, or None if only the store knows it.
     """
 
     def __init__(self, row_ids: Any, rows: Any, shape: Sequence[int] | None = None) -> None:
@@ -78,7 +78,7 @@ class RowSparse:
 
     @classmethod
     def from_dense(cls, array: Any) -> RowSparse:
-        """The rows of an array that are not all zero.
+        """Returns the rows of an array that are not all zero.
 
         Args:
             array: at least one dimension; NumPy's or PyTorch's.
@@ -93,7 +93,7 @@ class RowSparse:
         return cls(ids, dense[ids], dense.shape)
 
     def to_dense(self) -> Any:
-        """The whole array, NumPy's float32.
+        """Returns the whole array, as NumPy's float32.
 
         Raises:
             ValueError: shape is not known.

@@ -39,7 +39,7 @@ _MODULES = {
 
 
 def install() -> None:
-    """Has `import horovod`, and the modules of it that are here, find gradwire's, in this process. Idempotent.
+    """Makes `import horovod`, and its modules that gradwire has, find gradwire's, in this process. Idempotent.
 
     Raises:
         ImportError: Horovod itself is installed: uninstall it, or import gradwire.horovod.torch by its name.

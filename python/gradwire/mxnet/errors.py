@@ -1,4 +1,4 @@
-"""What a store raises at misuse: both what MXNet's scripts catch and what gradwire's do."""
+"""The error that a store raises for misuse. MXNet's scripts and gradwire's scripts can both catch it."""
 
 from __future__ import annotations
 
@@ -8,4 +8,4 @@ __all__ = ["KVStoreError"]
 
 
 class KVStoreError(MXNetError, ValueError):  # type: ignore[misc]
-    """A call that cannot be: an unknown key, another shape, an optimizer that servers do not have."""
+    """An invalid call: an unknown key, another shape, an optimizer that servers do not have."""

@@ -1,4 +1,4 @@
-"""patch(): MXNet's own functions hand stores over to gradwire, until unpatch()."""
+"""patch(): MXNet's own functions make gradwire's stores, until unpatch()."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ _store: KVStore | None = None  # by which this process is in its job
 
 
 def patch() -> None:
-    """Routes mx.kv.create() of every name that gradwire.kv.create() has to gradwire, and so what takes such a name:
-    Module.fit(kvstore=...), gluon.Trainer(kvstore=...). Trainer takes it as kv= too, as RFC 16795 has it.
+    """Routes mx.kv.create() to gradwire for every name that gradwire.kv.create() has.
 
-    A name that neither has is an error, where MXNet would quietly make a local store. MXNet's plugins keep their names.
-    A second call changes nothing.
+    So Module.fit(kvstore=...) and gluon.Trainer(kvstore=...) with such a name use gradwire. Trainer also accepts kv=,
+    as in RFC 16795. A name that neither has is an error, where MXNet would make a local store without a message.
+    MXNet's plugins keep their names. A second call changes nothing.
     """
     if _originals:
         return
@@ -40,7 +40,7 @@ def patch() -> None:
 
 
 def unpatch() -> None:
-    """Gives MXNet its own functions back; stores that are open stay gradwire's."""
+    """Restores MXNet's own functions. Open stores remain gradwire's."""
     while _originals:
         owner, name, original = _originals.pop()
         setattr(owner, name, original)

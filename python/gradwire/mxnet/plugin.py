@@ -1,4 +1,4 @@
-"""gradwire as a plugin of MXNet's interface for stores of other makers: it sums; optimizers stay in workers."""
+"""gradwire as a plugin of MXNet's KVStoreBase interface: it sums; optimizers stay in workers."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ _numbers = itertools.count()  # of those that do, by which their keys differ
 
 @mx.kvstore.KVStoreBase.register
 class Gradwire(mx.kvstore.KVStoreBase):  # type: ignore[misc]
-    """The store mx.kv.create("gradwire"): inside a job on its servers or, where it has none, among its workers; outside
-    of one in this process alone.
+    """The store of mx.kv.create("gradwire").
 
-    A job may have several, each with keys of its own: all ranks make as many, in the same order.
+    Inside a job it uses the job's servers, or its workers if there are none. Outside a job it runs in this process
+    alone. A job may have several, each with its own keys: all ranks make equally many, in the same order.
 
-    Calls take NDArrays and lists of them as those of gradwire.mxnet.KVStore do, and return as early.
+    Calls take NDArrays and lists of them as gradwire.mxnet.KVStore's do, and return as early.
     """
 
     def __init__(self) -> None:
@@ -45,7 +45,7 @@ class Gradwire(mx.kvstore.KVStoreBase):  # type: ignore[misc]
 
     @property
     def type(self) -> str:
-        """The name it is created by: "gradwire"."""
+        """The name that the store is created by: "gradwire"."""
         return "gradwire"
 
     @property
@@ -55,12 +55,12 @@ class Gradwire(mx.kvstore.KVStoreBase):  # type: ignore[misc]
 
     @property
     def num_workers(self) -> int:
-        """How many workers the job has."""
+        """The number of workers of the job."""
         return self._store.num_workers
 
     @staticmethod
     def is_capable(capability: str) -> bool:
-        """Tells whether it has "optimizer" (it has not), "gradient_compression" or "gradient_compression:CODEC".
+        """Returns True if it has "gradient_compression" or "gradient_compression:CODEC"; it does not have "optimizer".
 
         Raises: ValueError: an unknown capability.
         """
@@ -76,13 +76,13 @@ class Gradwire(mx.kvstore.KVStoreBase):  # type: ignore[misc]
 
     @no_autograd
     def broadcast(self, key: Any, value: Any, out: Any, priority: int = 0) -> None:
-        """Writes rank 0's value to out on every rank, to the bit; as often as wanted. Collective, and waits.
+        """Writes rank 0's value to out on every rank, bit for bit, as often as you like. Collective, and waits.
 
         Args:
             key: a str or an int, or a list of them.
-            value: an NDArray of a key, the same shape and dtype on all ranks.
+            value: an NDArray per key, of the same shape and dtype on all ranks.
             out: an NDArray, or a list that all get the value.
-            priority: not needed.
+            priority: not used. Default: 0.
         """
         wanted = dict(grouped("broadcast", key, out))
         for name, values in grouped("broadcast", key, value):
@@ -94,16 +94,16 @@ class Gradwire(mx.kvstore.KVStoreBase):  # type: ignore[misc]
 
     @no_autograd
     def pushpull(self, key: Any, value: Any, out: Any = None, priority: int = 0) -> None:
-        """Writes the sum of all workers' values to out; without out, to value itself. A key's first is a collective.
+        """Writes the sum of all workers' values to out. The first call with a key is a collective.
 
         Args:
             key: a str or an int, or a list of them.
             value: an NDArray, or one per device; float32, float16 or float64, the same shape on all ranks.
-            out: an NDArray, or a list that all get the sum.
-            priority: higher is sent sooner; front layers first is priority=-index.
+            out: an NDArray, or a list that all get the sum. Default: value is overwritten.
+            priority: a higher priority is sent sooner. For front layers first use -index. Default: 0.
 
         Raises:
-            KVStoreError: a value is row_sparse or of another dtype.
+            KVStoreError: a value is row_sparse or has another dtype.
             gradwire.TransportError: the job has failed; names the rank at fault.
         """
         wanted = dict(grouped("pushpull", key, value if out is None else out))
@@ -122,9 +122,9 @@ class Gradwire(mx.kvstore.KVStoreBase):  # type: ignore[misc]
         """Compresses every pushpull from now on. Collective.
 
         Args:
-            compression_params: as gradwire.mxnet.KVStore.set_gradient_compression() takes them.
+            compression_params: as for gradwire.mxnet.KVStore.set_gradient_compression().
 
-        Raises: ValueError: a bad type or parameter, or ranks that differ.
+        Raises: ValueError: a bad type or parameter, or ranks differ.
         """
         self._store.set_gradient_compression(compression_params)
         self._sums.use_compression(self._store.compression.spec)
@@ -134,11 +134,11 @@ class Gradwire(mx.kvstore.KVStoreBase):  # type: ignore[misc]
         raise NotImplementedError(_NO_OPTIMIZER)
 
     def save_optimizer_states(self, fname: str, dump_optimizer: bool = False) -> None:
-        """Raises NotImplementedError: Trainer.save_states() has them."""
+        """Raises NotImplementedError: use Trainer.save_states()."""
         raise NotImplementedError(_NO_OPTIMIZER)
 
     def load_optimizer_states(self, fname: str) -> None:
-        """Raises NotImplementedError: Trainer.load_states() takes them."""
+        """Raises NotImplementedError: use Trainer.load_states()."""
         raise NotImplementedError(_NO_OPTIMIZER)
 
 

@@ -1,4 +1,4 @@
-"""What comes before `import mxnet`: who this process is, and whether MXNet is there."""
+"""What must happen before `import mxnet`: serving, if this process is no worker, and checking that MXNet is there."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ _PACKAGES = "pip install mxnet==1.9.1 numpy==1.23.5"
 
 
 def serve_unless_worker() -> None:
-    """Serves the job and ends the process where the environment says server or scheduler.
+    """Serves the job and exits if the environment makes this process a server or scheduler.
 
-    `import mxnet` starts MXNet's own server there and never returns, so this has to be first.
+    It must come first, because `import mxnet` would start MXNet's own server and never return.
 
     Raises: ValueError: settings are bad, or there is no address of a scheduler.
     """
@@ -23,7 +23,7 @@ def serve_unless_worker() -> None:
 
 
 def require_mxnet() -> None:
-    """Raises ImportError, saying what to install, where MXNet 1.9 cannot be imported."""
+    """Raises ImportError, naming what to install, if MXNet 1.9 cannot be imported."""
     try:
         mxnet = importlib.import_module("mxnet")
     except ModuleNotFoundError as error:

@@ -1,9 +1,9 @@
-"""MXNet's KVStore over gradwire's: the same methods, with compression in all of them.
+"""MXNet's KVStore on gradwire's stores: the same methods, with compression in all of them.
 
-Where the optimizer runs. In a store that sums, each worker updates its own copy of the weights by MXNet's own
-optimizer, from the sum, which is the same on all: any optimizer, scheduler and multiplier works, the learning rate can
-change, and its state can be saved; nothing is pickled and sent. In `dist_async*` there are no sums, and the servers
-update, by one of their own rules.
+In a store that sums, each worker updates its own copy of the weights with MXNet's own optimizer, from the sum, which is
+the same on all workers. So any optimizer, scheduler and multiplier works, the learning rate can change, and the state
+can be saved. Nothing is pickled and sent. In `dist_async*` there are no sums, and the servers update, by one of their
+own rules.
 """
 
 from __future__ import annotations
@@ -38,13 +38,14 @@ class _Declared:
 
 
 class KVStore(mx.kvstore.KVStore):  # type: ignore[misc]
-    """A worker's end of a store, with the methods of `mxnet.kvstore.KVStore`; made by mx.kv.create() after patch().
+    """A worker's end of a store, with the methods of `mxnet.kvstore.KVStore`. mx.kv.create() makes it after patch().
 
-    Methods that take a key also take a list of keys with a list of values, and for each key an NDArray or, of several
-    devices, a list of them, which are added up first. NDArrays of float32 on the host are sent from their own memory.
+    Methods that take a key also take a list of keys with a list of values. For each key a value is an NDArray, or a
+    list of NDArrays of several devices, which are summed first. float32 NDArrays on the host are sent from their own
+    memory.
 
-    Calls return before their work is done, as MXNet's do; who reads an NDArray waits for it. What goes wrong meanwhile
-    is raised by the next call. Calls on row_sparse arrays wait, and so does every call in a store in which a library
+    Calls return before their work is done, as MXNet's do; code that reads an NDArray waits for it. The next call raises
+    errors that occur meanwhile. Calls on row_sparse arrays wait, and so does every call in a store in which a library
     sums (`allreduce_mpi`, `nccl`).
     """
 
@@ -75,7 +76,7 @@ class KVStore(mx.kvstore.KVStore):  # type: ignore[misc]
 
     @property
     def type(self) -> str:
-        """The name it was created by."""
+        """The name that the store was created by."""
         return self._name
 
     @property
@@ -85,12 +86,12 @@ class KVStore(mx.kvstore.KVStore):  # type: ignore[misc]
 
     @property
     def num_workers(self) -> int:
-        """How many workers the job has."""
+        """The number of workers of the job."""
         return self._store.num_workers
 
     @property
     def is_open(self) -> bool:
-        """False once the store was closed."""
+        """False once the store is closed."""
         return self._sums.is_of(self._store)
 
     @property
@@ -104,21 +105,23 @@ class KVStore(mx.kvstore.KVStore):  # type: ignore[misc]
 
     @property
     def gradwire(self) -> kv.KVStore:
-        """The store beneath: stats(), collectives, timeline()."""
+        """The gradwire.kv store below: stats(), collectives, timeline()."""
         return self._store
 
     def is_capable(self, capability: str) -> bool:
-        """Tells whether the store has "optimizer", "gradient_compression" or "gradient_compression:CODEC".
+        """Returns True if the store has "optimizer", "gradient_compression" or "gradient_compression:CODEC".
 
         Raises: ValueError: an unknown capability.
         """
         return self._store.is_capable(capability)
 
     def get_num_dead_node(self, node_id: int = 0, timeout: int = 60) -> int:
-        """Returns 0: with gradwire a peer's death ends the job, so whoever can ask has none. MXNet before 1.0 had it.
+        """Returns 0: with gradwire a peer's death ends the job, so a worker that can ask has no dead peers.
+
+        MXNet before 1.0 had this method.
 
         Args:
-            node_id, timeout: not needed; dead peers are noticed by themselves (GRADWIRE_LIVENESS_TIMEOUT).
+            node_id, timeout: not used; dead peers are noticed by themselves (GRADWIRE_LIVENESS_TIMEOUT).
 
         Raises: gradwire.TransportError: the job has failed; names the rank at fault.
         """
@@ -131,21 +134,21 @@ class KVStore(mx.kvstore.KVStore):  # type: ignore[misc]
         """Compresses every push and pushpull from now on, before or after init(). Collective.
 
         Args:
-            compression_params: {"type": "2bit", "threshold": 0.5} or any other codec of gradwire's, as in
-                gradwire.kv.KVStore.set_gradient_compression().
+            compression_params: {"type": "2bit", "threshold": 0.5} or any other codec of gradwire, as for
+                gradwire.kv.KVStore.set_gradient_compression(). `gradwire codecs` lists all.
 
         Raises:
-            ValueError: a bad type, parameter or reply, or ranks that differ.
+            ValueError: a bad type, parameter or reply, or ranks differ.
         """
         self._store.set_gradient_compression(compression_params)
         self._sums.use_compression(self._store.compression.spec)
 
     def set_optimizer(self, optimizer: Any) -> None:
-        """Has pulls return weights from now on, which the optimizer updates. Collective.
+        """Makes pulls return weights from now on, which the optimizer updates. Collective.
 
         Args:
-            optimizer: MXNet's. In a store that sums any; its later changes count (learning rate, scheduler). In
-                `dist_async*` SGD, NAG, Adam or Test, without scheduler and multipliers.
+            optimizer: an optimizer of MXNet. In a store that sums, any; later changes of it apply (learning rate,
+                scheduler). In `dist_async*` SGD, NAG, Adam or Test, without scheduler and multipliers.
 
         Raises:
             KVStoreError: the workers' optimizers differ, or the servers do not have it.
@@ -159,10 +162,10 @@ class KVStore(mx.kvstore.KVStore):  # type: ignore[misc]
         return None
 
     def set_updater(self, updater: Callable[[Key, Any, Any], None]) -> None:
-        """Has each push call updater(key, sum, weight), which changes weight in place, in this worker.
+        """Makes each push call updater(key, sum, weight), which changes weight in place, in this worker.
 
         Args:
-            updater: the same on all workers; pulls return the weight.
+            updater: the same function on all workers. Pulls return the weight.
 
         Raises: KVStoreError: `dist_async*`, where servers update.
         """
@@ -176,8 +179,9 @@ class KVStore(mx.kvstore.KVStore):  # type: ignore[misc]
     _set_updater = set_updater  # MXNet's name
 
     def set_learning_rate(self, learning_rate: float) -> None:
-        """Gives the optimizer another learning rate; in `dist_async*` a collective, for there it is the servers'.
-        Trainer.set_learning_rate() sets this worker's, which suffices in stores that sum; in `dist_async*` the next
+        """Changes the optimizer's learning rate. In `dist_async*` it is the servers', and this is a collective.
+
+        Trainer.set_learning_rate() changes this worker's, which is enough in stores that sum. In `dist_async*` the next
         push after it raises KVStoreError.
 
         Raises:
@@ -204,8 +208,8 @@ class KVStore(mx.kvstore.KVStore):  # type: ignore[misc]
 
         Args:
             key: a str or an int, the same kind for all keys of a store; or a list of them.
-            value: an NDArray of float32, float16 or float64; row_sparse ones make a table of rows. In `local` and
-                `device` of any dtype.
+            value: an NDArray of float32, float16 or float64, in `local` and `device` of any dtype. A row_sparse array
+                makes a table of rows.
 
         Raises:
             KVStoreError: a key was declared before, int and str keys are mixed, or another dtype.
@@ -224,16 +228,16 @@ class KVStore(mx.kvstore.KVStore):  # type: ignore[misc]
 
     @no_autograd
     def push(self, key: Any, value: Any, priority: int = 0) -> None:
-        """Adds value to the key's sum of this round; with an optimizer, the sum of all updates the weight.
+        """Adds value to the key's sum of this round. With an optimizer, the sum of all workers updates the weight.
 
         Args:
-            key: as init() was given it.
+            key: the key, as init() was given it.
             value: NDArrays of the key's shape, dense or row_sparse.
-            priority: higher is sent sooner; front layers first is priority=-index.
+            priority: a higher priority is sent sooner. For front layers first use -index. Default: 0.
 
         Raises:
-            KVStoreError: the key was not initialised, value has another shape, or the learning rate of an optimizer on
-                servers was changed in this worker alone.
+            KVStoreError: the key was not initialised; value has another shape; or the learning rate of an optimizer on
+                servers was changed in this worker only.
             gradwire.TransportError: the job has failed; names the rank at fault.
         """
         self._tell_servers("push")
@@ -245,15 +249,16 @@ class KVStore(mx.kvstore.KVStore):  # type: ignore[misc]
 
     @no_autograd
     def pull(self, key: Any, out: Any = None, priority: int = 0, ignore_sparse: bool = True) -> None:
-        """Writes to out what the store holds after this worker's last push of the key: the weight where an optimizer is
-        set, else the sum of that round, or the first value.
+        """Writes to out what the store holds after this worker's last push of the key.
+
+        That is the weight if an optimizer is set, else the sum of that round, or the first value.
 
         Args:
-            key: as init() was given it.
+            key: the key, as init() was given it.
             out: an NDArray, or a list that all get the value.
-            priority: as in push().
-            ignore_sparse: leaves row_sparse outs as they are, and warns once; use ignore_sparse=False, or
-                row_sparse_pull() where the key is a table.
+            priority: as in push(). Default: 0.
+            ignore_sparse: True: leaves row_sparse outs unchanged, and warns once. For a table use ignore_sparse=False
+                or row_sparse_pull(). Default: True.
 
         Raises:
             KVStoreError: as push(); or a row_sparse out of a table with ignore_sparse=False in a store of several
@@ -269,11 +274,11 @@ class KVStore(mx.kvstore.KVStore):  # type: ignore[misc]
 
     @no_autograd
     def pushpull(self, key: Any, value: Any, out: Any = None, priority: int = 0) -> None:
-        """Push and pull in one; without out, in place.
+        """Pushes and pulls in one call.
 
         Args:
             key, value, priority: as in push().
-            out: as in pull().
+            out: as in pull(). Default: value is overwritten.
         """
         self._tell_servers("pushpull")
         wanted = dict(self._given("pushpull", key, value if out is None else out))
@@ -287,7 +292,7 @@ class KVStore(mx.kvstore.KVStore):  # type: ignore[misc]
             self._deliver(held[name], [one for one in outs if not _are_same(one, held[name])])
 
     def broadcast(self, key: Any, value: Any, out: Any, priority: int = 0) -> None:
-        """Declares keys with rank 0's values, and writes those to out on every rank. Collective; once a key.
+        """Declares keys with rank 0's values, and writes these to out on every rank. Collective; once per key.
 
         Args:
             key, value: as in init().
@@ -298,17 +303,17 @@ class KVStore(mx.kvstore.KVStore):  # type: ignore[misc]
 
     @no_autograd
     def row_sparse_pull(self, key: Any, out: Any = None, priority: int = 0, row_ids: Any = None) -> None:
-        """Writes to out the rows row_ids of a table, as pull() would the whole. Waits.
+        """Writes the rows row_ids of a table to out, and waits for them.
 
         Args:
-            key: as init() was given it, with a row_sparse value.
+            key: the key, as init() was given it, with a row_sparse value.
             out: a RowSparseNDArray, which is set to these rows; or a list of them.
-            priority: as in push().
-            row_ids: NDArray of whole numbers, of any shape, in any order, repeated or not; for several keys or outs a
-                list of them, or a list of one for all.
+            priority: as in push(). Default: 0.
+            row_ids: an NDArray of whole numbers, of any shape, in any order, with or without repetition; for several
+                keys or outs a list of them, or a list of one for all.
 
         Raises:
-            KVStoreError: row_ids is missing, an out is not row_sparse, or the key is no table.
+            KVStoreError: row_ids is missing, an out is not row_sparse, or the key is not a table.
         """
         if row_ids is None:
             raise KVStoreError("row_sparse_pull: row_ids is missing; say which rows")
@@ -325,8 +330,9 @@ class KVStore(mx.kvstore.KVStore):  # type: ignore[misc]
                 self._pull_rows(name, one, rows.distinct(next(of_outs)), priority)
 
     def barrier(self) -> None:
-        """Waits for every worker. In `dist_async*` what all have pushed before it, and waited for by waitall(),
-        is in the weights behind it.
+        """Waits until every worker has called it.
+
+        In `dist_async*`, weights after it contain what all workers pushed, and waited for by waitall(), before it.
         """
         self._sums.raise_failure()
         self._store.barrier()
@@ -334,14 +340,17 @@ class KVStore(mx.kvstore.KVStore):  # type: ignore[misc]
     _barrier = barrier  # MXNet's name
 
     def save_optimizer_states(self, fname: str, dump_optimizer: bool = False) -> None:
-        """Writes the optimizer's state to a file; every worker has all of it. In `dist_async*` it is the servers', with
-        this worker's pushes, in a file of gradwire.kv's; any worker may call it alone.
+        """Writes the optimizer's state to a file. Every worker has all of it.
+
+        In `dist_async*` it is the servers' state, with this worker's pushes, in the format of gradwire.kv; any worker
+        may call it alone.
 
         Args:
             fname: path of the file.
-            dump_optimizer: writes the optimizer too, with its learning rate and counts.
+            dump_optimizer: also write the optimizer, with its learning rate and counts. Default: False.
 
-        Raises: KVStoreError: this worker has none; in `dist_async*` the servers have none before the first push.
+        Raises: KVStoreError: this worker has no optimizer; in `dist_async*` the servers have none before the first
+        push.
         """
         if self._updates_on_servers:
             if self._on_servers.is_waiting:
@@ -356,16 +365,17 @@ class KVStore(mx.kvstore.KVStore):  # type: ignore[misc]
         return None
 
     def load_optimizer_states(self, fname: str) -> None:
-        """Goes on from a file that save_optimizer_states() wrote; on all workers, from the same bytes. In `dist_async*`
-        a collective, from rank 0's file, after init() and set_optimizer(); a rate that the file has is then the
-        optimizer's here, too.
+        """Restores the file of save_optimizer_states(), on all workers, from the same bytes.
+
+        In `dist_async*` it is a collective that reads rank 0's file, after init() and set_optimizer(). A learning rate
+        in the file then applies to the optimizer here too.
 
         Args:
             fname: path of the file.
 
         Raises:
             KVStoreError: no optimizer is set in this worker.
-            As gradwire.kv.KVStore.load_optimizer_states(): `dist_async*`.
+            Others: in `dist_async*` as gradwire.kv.KVStore.load_optimizer_states().
         """
         if self._updates_on_servers:
             self._on_servers.hand_over()
@@ -379,12 +389,12 @@ class KVStore(mx.kvstore.KVStore):  # type: ignore[misc]
         super().load_optimizer_states(fname)
 
     def close(self, *, finish: bool = True) -> None:
-        """Leaves the job; at the end of the script by itself.
+        """Leaves the job. Called at the end of the script for stores that are still open.
 
         Args:
-            finish: after all that was asked for is done; else at once, and the job fails for the others.
+            finish: True: complete all earlier calls first. False: leave at once, and the job fails for the others.
 
-        Raises: gradwire.TransportError: finish: the job has failed, and no call has said so yet.
+        Raises: gradwire.TransportError: with finish, the job has failed, and no call has reported it yet.
         """
         self._sums.close(finish=finish)
 

@@ -20,10 +20,10 @@ __all__ = ["TorchState"]
 
 
 class TorchState(State):
-    """As State. The model's weights and buffers and the optimizer's state go through the store as they are.
+    """A State with models and optimizers of PyTorch.
 
-    What this worker's codec has not sent yet, and with momentum_correction its own momentum, stay its own: they are
-    kept in a commit, and put back with it.
+    The model's weights and buffers and the optimizer's state are sent through the store as they are. This worker's
+    residuals, and with momentum_correction its momentum, stay its own. A commit keeps them, and restores them.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""DistributedOptimizer as BytePS has it: an optimizer of MXNet's that updates by the ranks' mean gradients."""
+"""BytePS's DistributedOptimizer: an optimizer of MXNet that updates with the ranks' mean gradients."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from gradwire.horovod.mxnet import optimizer as horovods
 
 
 class DistributedOptimizer(horovods.DistributedOptimizer):
-    """Sums the gradients that it is given, and hands them on; for Module.fit(..., kvstore=None) and updaters.
+    """Sums the gradients that it is given, and passes them on; for Module.fit(..., kvstore=None) and updaters.
 
-    For gluon there is DistributedTrainer. All that can be read or set of the optimizer inside can be of this, too.
+    For gluon, use DistributedTrainer. Attributes of the wrapped optimizer can be read and set on this one.
     """
 
     def __init__(self, optimizer: Any) -> None:

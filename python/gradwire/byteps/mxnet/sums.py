@@ -1,6 +1,6 @@
-"""byteps_push_pull: sums and means of all ranks' NDArrays of one name.
+"""byteps_push_pull: sums and means of the NDArrays that ranks give under one name.
 
-Ranks may ask for names in any order, and need not have declared them: those of a name meet.
+Ranks may submit names in any order and need not declare them: NDArrays are matched by name.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ def byteps_declare_tensor(name: str, **kwargs: Any) -> None:
     """Gives a name its place among those of equal priority, and its compression.
 
     Args:
-        name: of a tensor.
-        kwargs: BytePS's attributes of a parameter, byteps_compressor_type="onebit" and the like, for all that is summed
-            under this name from now on.
+        name: name of a tensor.
+        kwargs: BytePS's attributes of a parameter, such as byteps_compressor_type="onebit", for everything that is
+            summed under this name from now on.
 
     Raises:
-        TypeError: name is no text.
-        ValueError: an attribute that is not known, or means something that there is not.
+        TypeError: name is not a str.
+        ValueError: an unknown attribute, or one without a counterpart here.
     """
     declare(name)
     if kwargs:
@@ -46,23 +46,24 @@ def byteps_push_pull(
     is_average: bool = True,
     compression: Any = None,
 ) -> None:
-    """Sums the ranks' NDArrays of one name, in place. Returns at once; who reads tensor waits for the sum.
+    """Sums the ranks' NDArrays of one name, in place. Returns at once; code that reads tensor waits for the sum.
 
     Args:
-        tensor: an NDArray, dense, of any shape, the same on all ranks; uint8, int8, int32, int64, bool or float16 to
+        tensor: a dense NDArray of any shape, the same on all ranks; uint8, int8, int32, int64, bool or float16 to
             float64.
-        version: BytePS's; the n-th sum of a name is of all ranks' n-th here.
-        priority: the higher, the sooner MXNet begins it, within +-32767, and of equal ones what was declared first;
-            and of a name's sums from the second on, of float32 or compressed by a codec, the sooner it is sent.
-        name: by which ranks mean the same tensor. None: the next of the names that this rank has not given.
-        is_average: the mean; of integers it is cut off towards zero. False: the sum. Sums of integers wrap, and so
-            does the sum of a mean of int64.
-        compression: bps.Compression.none or fp16, or a codec of gradwire's, "2bit", which needs a name. Default: what
-            byteps_declare_tensor() was given for the name.
+        version: not used: the n-th sum of a name has all ranks' n-th NDArrays.
+        priority: within +-32767; a higher one is started sooner by MXNet, and among equal ones the name that was
+            declared first. From the second sum of a name on, float32 or compressed NDArrays of a higher one are also
+            sent sooner. Default: 0.
+        name: name by which ranks match NDArrays. None: numbered in the order of calls without a name. Default: None.
+        is_average: True: the mean; of integers it is rounded towards zero. False: the sum. Sums of integers wrap, as
+            does the sum of a mean of int64. Default: True.
+        compression: bps.Compression.none or fp16, or a codec of gradwire, such as "2bit", which needs a name. Default:
+            what byteps_declare_tensor() was given for the name.
 
     Raises:
-        TypeError, ValueError: what was given; init() was not called. What fails later, a reader of tensor gets, as an
-        MXNetError: ranks that differ in shape, dtype, is_average or codec, or a job that has failed.
+        TypeError, ValueError: an argument is not valid; init() was not called. Later errors reach code that reads
+            tensor, as an MXNetError: ranks that differ in shape, dtype, is_average or codec, or a job that has failed.
     """
     require_init("byteps_push_pull")
     if compression is None:

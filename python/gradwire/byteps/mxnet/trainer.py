@@ -1,4 +1,4 @@
-"""DistributedTrainer as BytePS has it: rank 0's parameters at the first step, and the ranks' mean gradients."""
+"""BytePS's DistributedTrainer: rank 0's parameters in the first step, and the ranks' mean gradients."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from gradwire.horovod.mxnet.parameters import broadcast_parameters
 
 
 class DistributedTrainer(horovods.DistributedTrainer):
-    """gluon.Trainer without a store: its first step begins with one rank's parameters on all, and each updates by the
-    ranks' mean gradients, which leave while backward() runs, front layers' first.
+    """gluon.Trainer without a store. Its first step starts with one rank's parameters on all ranks.
 
-    step(batch_size) divides by the batch size of one rank, since the mean over ranks has been taken.
+    Each step updates with the ranks' mean gradients, which are sent while backward() runs, front layers first.
+    step(batch_size) divides by the batch size of one rank, because the mean over ranks has been taken already.
     """
 
     _params_to_init: list[Any]  # gluon's

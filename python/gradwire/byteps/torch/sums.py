@@ -34,7 +34,7 @@ def push_pull(
         tensor: any shape, the same on all ranks; uint8, int8 to int64, float16 to float64 or bfloat16, on any device.
         average: True: the mean; of integers it is rounded towards zero. False: the sum. Sums of integers wrap, as does
             the sum of a mean of int64. Default: True.
-        name: name by which ranks match tensors. Default: numbered in the order of calls without a name.
+        name: name by which ranks match tensors. Required.
         version: not used: the n-th sum of a name has all ranks' n-th tensors.
         priority: not used: a sum that is awaited at once goes before all of priority 0.
         compression: bps.Compression.none or fp16, or a codec of gradwire: "2bit", bps.Compression.codec("int8").

@@ -1,4 +1,4 @@
-"""DistributedOptimizer: an optimizer of MXNet's that updates by the ranks' mean gradients."""
+"""DistributedOptimizer: an optimizer of MXNet that updates with the ranks' mean gradients."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ _OWN = ("_optimizer", "_mean")  # all other attributes are the optimizer's
 
 
 class DistributedOptimizer(mx.optimizer.Optimizer):  # type: ignore[misc]
-    """Sums the gradients that it is given, and hands them on; for Module.fit(..., kvstore=None) and updaters.
+    """Sums the gradients that it is given, and passes them on; for Module.fit(..., kvstore=None) and updaters.
 
-    For gluon there is DistributedTrainer, which sums all gradients before the first update. All that can be read or set
-    of the optimizer inside can be of this, too.
+    For gluon, use DistributedTrainer, which sums all gradients before the first update. Attributes of the wrapped
+    optimizer can be read and set on this one.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class DistributedOptimizer(mx.optimizer.Optimizer):  # type: ignore[misc]
         return self._optimizer.create_state_multi_precision(index, weight)
 
     def update(self, index: Any, weight: Any, grad: Any, state: Any) -> None:
-        """Sums grad, in place, and updates weight; as MXNet's.
+        """Sums grad in place, and updates weight, as MXNet's optimizers do.
 
         Raises: as hvd.allreduce().
         """

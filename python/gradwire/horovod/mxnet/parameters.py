@@ -1,4 +1,4 @@
-"""broadcast_parameters: the same first values for all ranks."""
+"""broadcast_parameters: the same initial values for all ranks."""
 
 from __future__ import annotations
 
@@ -20,19 +20,20 @@ from gradwire.mxnet.no_autograd import no_autograd
 
 @no_autograd
 def broadcast_parameters(params: Any, root_rank: int = 0, prefix: str | None = None) -> None:
-    """Overwrites parameters, in place, with one rank's, to the bit. A collective of all ranks, which waits.
+    """Overwrites parameters in place with those of one rank, bit for bit. A collective of all ranks, which waits.
 
-    Parameters of gluon's that have no shape yet are overwritten when they get one, in their first forward pass.
+    gluon parameters without a shape are overwritten when they get one, in their first forward pass.
 
     Args:
         params: Block.collect_params(), Module.get_params()'s dicts, or a dict of NDArrays or Parameters by name; the
             same names, shapes and dtypes on all ranks.
-        root_rank: whose.
-        prefix: of the names; needed where the parameters of several models have the same names and no shape yet.
+        root_rank: the rank whose values all get. Default: 0.
+        prefix: prefix of the names. Needed if the parameters of several models have the same names and no shape yet.
+            Default: none.
 
     Raises:
-        ValueError: params is something else; ranks differ in names, the same text on all; no init().
-        HorovodInternalError: ranks differ in shapes, dtypes or root_rank, or it is no rank.
+        ValueError: params has another type; ranks differ in names (the same text on all); init() was not called.
+        HorovodInternalError: ranks differ in shapes, dtypes or root_rank, or it is not a rank.
     """
     if not isinstance(params, Mapping | ParameterDict):
         raise ValueError(

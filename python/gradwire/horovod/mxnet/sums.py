@@ -25,20 +25,22 @@ def allreduce(
     """Combines the tensors of all members element by element. Has no gradient.
 
     Args:
-        tensor: an NDArray, dense, of any shape, the same on all ranks; uint8, int8, int32, int64, bool or float16 to
+        tensor: a dense NDArray of any shape, the same on all ranks; uint8, int8, int32, int64, bool or float16 to
             float64.
         average: Horovod's older form of op.
-        name: by which ranks mean the same operation. Default: the n-th nameless one of the set.
-        priority: the higher, the sooner MXNet begins it.
-        prescale_factor, postscale_factor: before and after the sum; of integers by way of float64.
-        process_set: whose members take part, and alone call it.
-        op: hvd.Average (default), Sum, Min, Max, Product or Adasum. The mean of integers is cut off towards zero;
-            sums of integers wrap, and so does the sum of a mean of int64.
+        name: name by which ranks match operations. Default: numbered in the order of calls without a name.
+        priority: a higher one is started sooner by MXNet. Default: 0.
+        prescale_factor: factor before the sum; for integers computed in float64. Default: 1.0.
+        postscale_factor: factor after the sum; for integers computed in float64. Default: 1.0.
+        process_set: the ranks that take part; only these call it. Default: all ranks.
+        op: hvd.Average, Sum, Min, Max, Product or Adasum. The mean of integers is rounded towards zero. Sums of
+            integers wrap, as does the sum of a mean of int64. Default: hvd.Average.
 
-    Returns: a new NDArray, at once. Who reads it waits, and gets a HorovodInternalError, which is an MXNetError too,
-        where ranks differ in shape, dtype, op or factors, one of this name is under way, or the job has failed.
+    Returns: a new NDArray, at once. Code that reads it waits. It gets a HorovodInternalError, which is an MXNetError
+    too, if
+        ranks differ in shape, dtype, op or factors, an operation of this name is in progress, or the job has failed.
 
-    Raises: TypeError, ValueError: what was given; hvd.init() was not called.
+    Raises: TypeError, ValueError: an argument is not valid; hvd.init() was not called.
     """
     results = grouped_allreduce(
         [tensor], average, name, priority, prescale_factor, postscale_factor, process_set, op
@@ -73,7 +75,7 @@ def grouped_allreduce(
     process_set: ProcessSet = global_process_set,
     op: int | None = None,
 ) -> list[Any]:
-    """As allreduce(), of several tensors, which are ready together or fail together."""
+    """As allreduce(), for several tensors, which complete or fail together."""
     scales = (prescale_factor, postscale_factor)
     return start_sum(
         tensors, name, reduce_ops.chosen(op, average), scales, process_set, in_place=False, priority=priority

@@ -25,10 +25,10 @@ _trainers_of: weakref.WeakKeyDictionary[kv.KVStore, Iterator[int]] = weakref.Wea
 
 
 class DistributedTrainer(mx.gluon.Trainer):  # type: ignore[misc]
-    """gluon.Trainer without a store: step() updates by the ranks' mean gradients, which leave while backward() runs,
-    front layers' first.
+    """gluon.Trainer without a store: step() updates with the ranks' mean gradients.
 
-    step(batch_size) divides by the batch size of one rank, since the mean over ranks has been taken.
+    Gradients are sent while backward() runs, front layers first. step(batch_size) divides by the batch size of one
+    rank, because the mean over ranks has been taken already.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class DistributedTrainer(mx.gluon.Trainer):  # type: ignore[misc]
             )
 
     def is_compressed(self, parameter: Any) -> bool:
-        """Whether a codec acts on its gradient."""
+        """Returns True if a codec compresses its gradient."""
         return bool(codec_text(self._compressor)) and len(parameter.shape) > 1
 
     def _allreduce_grads(self) -> None:

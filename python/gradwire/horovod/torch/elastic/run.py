@@ -16,17 +16,23 @@ Result = TypeVar("Result")
 
 
 def run(func: Callable[..., Result]) -> Callable[..., Result]:
-    """Wraps func(state, ...): gives all ranks the state of one and calls it. Where an operation fails in it
-    (HorovodInternalError, which every rank gets), goes back to the last commit, initialises anew and calls it again: in
-    a job that goes on without those that die, with those that are left and those that have come.
+    """Wraps func(state, ...): gives all ranks the state of one, and calls func.
 
-    What else func, or a reset callback, raises ends this rank, and so does sys.exit() with an error; in such a job the
-    others hear of it, and go on without it.
+    If an operation fails in it (HorovodInternalError, which every rank gets), the wrapper returns to the last commit,
+    initialises again and calls func again. In a job with --on-failure continue, it does so with the current ranks. Any
+    other exception in func or in a reset callback, and sys.exit() with an error, ends this rank. In such a job, the
+    others are notified and continue without it.
+
+    Args:
+        func: the training function; its first argument is the state.
+
+    Returns: the wrapped function, which returns what func returns.
 
     Raises:
-        HorovodInternalError, gradwire.TransportError: the job itself has failed, since a rank has died in one that does
-            not go on, or too few are left, or a server or the scheduler has died: start a new one.
-        RuntimeError: nobody is left who has been trained: likewise.
+        HorovodInternalError, gradwire.TransportError: the job itself has failed, because a rank died and the job does
+        not
+            continue without it, too few ranks remain, or a server or the scheduler died: start a new job.
+        RuntimeError: no rank that took part in the training is left: start a new job.
         Others: what func raises.
     """
 

@@ -1,4 +1,4 @@
-"""ElasticSampler: each rank's share of what an epoch has not seen yet."""
+"""ElasticSampler: each rank's share of the examples that an epoch has not seen yet."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gradwire.horovod import session
 
 
 class ElasticSampler(torch.utils.data.Sampler[int]):
-    """Shares a dataset's indices out to the ranks; in the middle of an epoch, those that are left.
+    """Divides a dataset's indices among the ranks; in the middle of an epoch, the remaining ones.
 
     Put it into a TorchState, call record_batch() after each batch, and set_epoch() at the end of each epoch.
 
@@ -37,13 +37,13 @@ class ElasticSampler(torch.utils.data.Sampler[int]):
         self.reset()
 
     def set_epoch(self, epoch: int) -> None:
-        """Begins an epoch, of which nothing has been processed. Call it at the end of the one before."""
+        """Starts an epoch, of which nothing has been processed. Call it at the end of the previous one."""
         self.epoch = epoch
         self.processed_num = 0
         self.reset()
 
     def record_batch(self, batch_idx: int, batch_size: int) -> None:
-        """Counts a batch that every rank has processed."""
+        """Records a batch that every rank has processed."""
         self.processed_num += batch_size * session.current().topology.size
 
     def state_dict(self) -> dict[str, int]:
@@ -55,7 +55,7 @@ class ElasticSampler(torch.utils.data.Sampler[int]):
         self.reset()
 
     def reset(self) -> None:
-        """Shares out what is left."""
+        """Divides the remaining indices."""
         place = session.current().topology
         indices = list(range(len(self.dataset)))
         if self.shuffle:

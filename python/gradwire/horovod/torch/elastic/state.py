@@ -1,4 +1,4 @@
-"""TorchState: what training goes on from: models, optimizers, samplers and plain values, under their names."""
+"""TorchState: models, optimizers, samplers and plain values that training resumes from, under their names."""
 
 from __future__ import annotations
 
@@ -41,11 +41,10 @@ _STATEFUL: dict[type, Callable[[Any, int], None]] = {
 
 
 class TorchState:
-    """Attributes that can be committed, restored and made the same on all ranks. Each argument becomes one.
+    """Attributes that can be committed, restored and made equal on all ranks. Each argument becomes an attribute.
 
-    What this rank's codecs have not sent yet of gradients, and of other sums, goes along. What servers have not sent of
-    replies in a codec's own name goes into the ranks' residuals when newcomers are let in; when a rank dies it is lost,
-    as is what that rank had not sent.
+    It includes this rank's residuals of gradients and of other sums. Servers' residuals, of replies in a codec's own
+    name, move to the ranks when new ranks are admitted. When a rank dies, they are lost, and so are that rank's own.
     """
 
     def __init__(self, model: Any = None, optimizer: Any = None, **values: Any) -> None:
@@ -74,7 +73,7 @@ class TorchState:
         self._unsent = named_sums.unsent(session.current().store) if session.exists() else {}
 
     def restore(self) -> None:
-        """Goes back to what the last save() kept, and waits for no sum that an optimizer has under way."""
+        """Returns to the last save(). Does not wait for sums of an optimizer in progress."""
         self._forget_sums()
         for name, kept in self._saved.items():
             value = getattr(self, name)
@@ -84,12 +83,13 @@ class TorchState:
                 setattr(self, name, kept)
 
     def sync(self) -> None:
-        """Gives all ranks those of the first that has been synchronised before, or else rank 0's, and saves it. A
-        collective of all ranks.
+        """Gives all ranks the state of the first rank that was synchronized before, else rank 0's, and saves it.
+
+        A collective of all ranks.
 
         Raises:
-            RuntimeError: the job has been trained, and nobody is left that has been in it.
-            ValueError: ranks hold something else all the same; names it. On all ranks, or, once the members have
+            RuntimeError: the job has been trained, and no rank that took part is left.
+            ValueError: ranks still differ; names the difference. It is raised on all ranks; or, once members have
                 changed, on those that differ, which leave the job.
         """
         root = self._root()
@@ -121,8 +121,9 @@ class TorchState:
         return next((rank for rank, (met, _) in enumerate(found) if met), 0)
 
     def commit(self) -> None:
-        """Saves, as what run() goes back to when an operation fails, and lets newcomers in. A collective of all ranks
-        in a job that goes on without those that die.
+        """Saves the state that run() returns to when an operation fails, and admits waiting ranks.
+
+        A collective of all ranks in a job that continues without dead ranks.
 
         Raises: as check_host_updates().
         """
@@ -130,12 +131,12 @@ class TorchState:
         self.check_host_updates()
 
     def check_host_updates(self) -> None:
-        """Lets newcomers in, if some wait. A collective of all ranks in a job that goes on without those that die; in
-        others nobody comes.
+        """Admits waiting ranks. A collective of all ranks in a job that continues without dead ranks; else it does
+        nothing.
 
         Raises:
-            HostsUpdatedInterrupt: some wait: for run().
-            HorovodInternalError: the job's members have changed: likewise.
+            HostsUpdatedInterrupt: ranks are waiting; run() handles it.
+            HorovodInternalError: the job's members have changed; run() handles it.
         """
         if membership.newcomers():
             membership.draw_residuals()
