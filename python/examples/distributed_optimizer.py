@@ -1,4 +1,4 @@
-"""One line around any optimizer: gradients are compressed and averaged while backward() still runs.
+"""DistributedOptimizer around any optimizer: gradients are compressed and averaged while backward() runs.
 
 Start: gradwire run -n 2 python distributed_optimizer.py
 Or: torchrun --nproc-per-node 2 distributed_optimizer.py

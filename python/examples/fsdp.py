@@ -1,4 +1,4 @@
-"""FSDP2 with its reduce-scatter compressed to eight bits an element.
+"""FSDP2 with its reduce-scatter compressed to 8 bits an element.
 
 Start: torchrun --nproc-per-node 2 fsdp.py
 Or: gradwire run -n 2 python fsdp.py

@@ -1,4 +1,4 @@
-"""A gluon script of Horovod's: the import is what has changed. For MXNet 1.9.1, NumPy 1.23.5 and Python 3.10 or 3.11.
+"""A gluon script for Horovod; only its import has changed. Needs MXNet 1.9.1, NumPy 1.23.5, Python 3.10 or 3.11.
 
 Start: gradwire run -n 2 python gluon_horovod.py
 """
@@ -8,7 +8,7 @@ import mxnet as mx
 import numpy as np
 
 hvd.init()
-draws = np.random.RandomState(hvd.rank())  # each rank has examples of its own
+draws = np.random.RandomState(hvd.rank())  # each rank has its own examples
 inputs = draws.normal(size=(64, 8)).astype("float32")
 labels = np.tanh(inputs[:, :1])
 

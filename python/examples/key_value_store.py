@@ -1,4 +1,4 @@
-"""Push, pull and sum NumPy arrays through parameter servers, two bits an element. No framework.
+"""Push, pull and sum NumPy arrays through parameter servers, 2 bits an element, without a framework.
 
 Start: gradwire run -n 2 -s 1 python key_value_store.py
 """
@@ -14,7 +14,7 @@ kv.init("weights", weights)
 target = np.random.default_rng(0).normal(size=weights.shape).astype(np.float32)
 target += 0.05 * np.random.default_rng(1 + kv.rank).normal(size=weights.shape).astype(np.float32)
 for step in range(30):
-    gradient = weights - target  # of this worker's loss, half the squared distance from its target
+    gradient = weights - target  # the worker's loss is half the squared distance from its target
     total = np.empty_like(gradient)
     kv.pushpull("weights", gradient, out=total)
     weights -= 0.1 * total / kv.num_workers

@@ -1,4 +1,4 @@
-"""A loss scale, clipped gradients, a warm-up, and codecs of their own for some parameters.
+"""Mixed precision: a loss scale, clipped gradients, a codec warm-up, and other codecs for some parameters.
 
 Start: gradwire run -n 2 python mixed_precision.py
 Or: torchrun --nproc-per-node 2 mixed_precision.py
@@ -26,8 +26,8 @@ scaler = torch.amp.GradScaler(device)
 optimizer = gw.torch.DistributedOptimizer(
     torch.optim.Adam(model.parameters(), lr=1e-3),
     model.named_parameters(),
-    compression="int8",  # not 2bit: with Adam, which divides by what it has seen, that loses accuracy
-    codecs={"0.*": "fp16"},  # the embedding; biases and norms are not compressed anyhow
+    compression="int8",  # Adam loses accuracy with 2bit, which does not keep what Adam divides by
+    codecs={"0.*": "fp16"},  # the embedding; biases and norms are never compressed by default
     warm_up=[("none", 5), ("fp16", 5)],
     max_grad_norm=1.0,
     grad_scaler=scaler,
@@ -39,7 +39,7 @@ for step in range(30):
     with torch.autocast(device, dtype=torch.float16 if device == "cuda" else torch.bfloat16):
         loss = torch.nn.functional.cross_entropy(model(words.to(device)).float(), labels.to(device))
     scaler.scale(loss).backward()
-    scaler.step(optimizer)  # no rank takes a step in which any rank met an infinity
+    scaler.step(optimizer)  # if any rank has an infinity, no rank takes the step
     scaler.update()
     if step % 10 == 9:
         print(f"rank {store.rank} step {step + 1}: loss {loss.item():.3f}")

@@ -1,4 +1,4 @@
-"""What the examples train: a small network that tells bright images from dark ones, on images made up here."""
+"""The model and data of the examples: a small network that separates bright from dark random images."""
 
 import torch
 
@@ -11,7 +11,7 @@ def network() -> torch.nn.Module:
 
 
 def train(model: torch.nn.Module, optimizer: torch.optim.Optimizer, rank: int, steps: int = 30) -> None:
-    """Trains on images of the rank's own, and says how it goes."""
+    """Trains on the rank's own images, and prints the loss."""
     generator = torch.Generator().manual_seed(rank)
     images = torch.randn(256, 1, 28, 28, generator=generator)
     labels = (images.mean((1, 2, 3)) > 0).long()
