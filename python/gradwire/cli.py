@@ -443,7 +443,7 @@ def main(arguments: list[str] | None = None) -> None:
             raise
         text = str(error)
         if isinstance(error, OSError) and error.errno == errno.ENOSPC and error.filename is None:
-            text = f"what this command writes has no place ({error.strerror})"
+            text = f"the output of this command cannot be written ({error.strerror}): free some space"
         say(text)
         code = 2 if isinstance(error, ValueError) else getattr(error, "exit_code", 1)
     sys.exit(code)

@@ -143,7 +143,7 @@ def test_the_others_parts_are_merged_when_a_rank_dies(tmp_path: Path) -> None:
     assert ended.code == 3, str(ended)
     timeline = load(out)
     assert timeline.missing == ["worker 1"]
-    assert "worker 1 left no part" in ended.err
+    assert "worker 1 wrote no part" in ended.err
     assert {str(span.process) for span in timeline.spans} == {"worker 0", "server 0", "server 1"}
     assert timeline.clock_error < ERROR * 1e-9
 

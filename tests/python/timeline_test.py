@@ -466,7 +466,7 @@ def test_a_worker_without_the_step_is_named_and_the_others_are_shown(tmp_path: P
     write_trace(merge(without_step(1, 2, 3)), tmp_path / "out.json")
     done = gradwire("timeline", str(tmp_path / "out.json"), "--step", "2")
     assert done.returncode == 0, done.stderr
-    assert "Without step 2: worker 1; what is said here is of the other workers." in done.stdout
+    assert "Without step 2: worker 1. The figures are those of the other workers." in done.stdout
     found = summarise(read_trace(tmp_path / "out.json"), 2)
     assert found.record()["step_seconds"] == pytest.approx(10e-3)
     assert [rank.step is None for rank in found.workers] == [False, True]
@@ -539,7 +539,7 @@ def test_the_command_says_what_is_missing(tmp_path: Path) -> None:
     parts[0].dropped = 12
     write_trace(merge(parts[:1]), tmp_path / "out.json")
     done = gradwire("timeline", str(tmp_path / "out.json"))
-    assert "worker 1 and server 0 left no part" in done.stdout
+    assert "worker 1 and server 0 wrote no part" in done.stdout
     assert "12 spans of worker 0" in done.stdout
 
 

@@ -1,4 +1,4 @@
-"""`gradwire timeline`: reads a timeline, and shows where its steps went."""
+"""`gradwire timeline`: reads a trace, and shows where the time of its steps went."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from gradwire.timeline.trace_event import read_trace
 
 
 def load(path: Path) -> Timeline:
-    """Reads a timeline, or merges a folder of parts.
+    """Reads a trace file, or merges a folder of parts.
 
     Raises:
-        ValueError: it is neither; says what was expected.
+        ValueError: path is neither; says what was expected.
         OSError: it cannot be read.
     """
     if not path.exists():
@@ -33,7 +33,7 @@ def load(path: Path) -> Timeline:
 
 
 def show(summary: Summary, console: Console) -> None:
-    """Prints the tables and, under them, what they mean."""
+    """Prints the tables, and conclusions below them."""
     print_table(_workers_table(summary), console)
     print_table(_stages_table(summary), console)
     for text in [*conclusions(summary), *_without_the_step(summary), *reservations(summary.timeline)]:
@@ -89,17 +89,18 @@ def _share(value: float | None, rank: RankTime) -> str:
 
 
 def conclusions(summary: Summary) -> list[str]:
-    """Says in words who and what was slowest."""
+    """Names the slowest rank and tensor in words."""
     texts = []
     if (first := summary.first_step) is not None:
         texts.append(
-            f"Left out of the mean: the first step ({format_duration(first.seconds)}). In it a worker pushed "
-            f"{format_bytes(first.pushed_bytes)}; in each later step {format_bytes(first.later_pushed_bytes)}."
+            f"The mean leaves out the first step ({format_duration(first.seconds)}), in which a worker pushed "
+            f"{format_bytes(first.pushed_bytes)}. In each later step it pushed "
+            f"{format_bytes(first.later_pushed_bytes)}."
         )
     if (late := summary.waiting_for) is not None:
         texts.append(
-            f"Slowest rank: worker {late.worker}. It came last with {100 * late.share:.0f} % of the partitions; for "
-            f"{format_duration(late.seconds)} a step some of them lacked it alone."
+            f"Slowest rank: worker {late.worker}. It was the last to push {100 * late.share:.0f} % of the partitions. "
+            f"For {format_duration(late.seconds)} a step, partitions waited for this worker only."
         )
     if (longest := summary.longest_tensor) is not None:
         texts.append(
@@ -113,20 +114,20 @@ def _without_the_step(summary: Summary) -> list[str]:
     idle = [f"worker {rank.rank}" for rank in summary.workers if not rank.steps]
     if not idle or summary.step is None:
         return []
-    return [f"Without step {summary.step}: {_listed(idle)}; what is said here is of the other workers."]
+    return [f"Without step {summary.step}: {_listed(idle)}. The figures are those of the other workers."]
 
 
 def reservations(timeline: Timeline) -> list[str]:
-    """Says what the timeline does not show."""
+    """Describes what the trace does not show."""
     texts = []
     if without := [name for name in timeline.missing if name not in timeline.of_another_time]:
         texts.append(
-            f"Missing: {_listed(without)} left no part (killed, or on a host whose files are not here)."
+            f"Missing: {_listed(without)} wrote no part (killed, or on a host whose files are not here)."
         )
     if timeline.of_another_time:
         texts.append(
-            f"Left out: the part of {_listed(timeline.of_another_time)} ends before the others begin: an earlier job "
-            "left it, and this one none in its place. Use a fresh folder."
+            f"Left out: the part of {_listed(timeline.of_another_time)} ends before the others begin, so it is of an "
+            "earlier job, and this job wrote none in its place. Use a new folder for each job."
         )
     if timeline.unaligned:
         texts.append(
@@ -134,12 +135,12 @@ def reservations(timeline: Timeline) -> list[str]:
         )
     for process, count in timeline.dropped.items():
         texts.append(
-            f"Dropped: {count} spans of {process}, whose memory for them was full; trace fewer steps."
+            f"Dropped: {count} spans of {process}, because its trace buffer was full; trace fewer steps."
         )
     if timeline.clock_error > 1e-3:
         error = format_duration(timeline.clock_error)
         texts.append(
-            f"Clocks: some effect stands {error} before its cause; compare ranks no closer than that."
+            f"Clocks: some effects appear {error} before their causes; compare ranks no closer than that."
         )
     return texts
 
