@@ -1,5 +1,5 @@
 // A blob's name and readers, and their places in a frame's header. The wire format calls a blob a letter
-// (wire/PROTOCOL.md, "Letters").
+// (wire/PROTOCOL.md, "Collectives").
 //
 // Threading: values and pure functions.
 #pragma once
