@@ -16,6 +16,7 @@ import griffe
 
 _INLINE = re.compile(r"^(Returns|Raises|Yields|Source): +(\S.*)$")
 _ERROR = re.compile(r"^[\w.]+(?:, [\w.]+)*: ")
+_STAR = re.compile(r"(?<![\w*\"])\*\w[\w -]*\*(?!\w)|`[^`]*`|(?<=[\"'./\w])(\*)(?!\*)")
 _CODE_SECTION = re.compile(r"^Examples?:$")
 _SHELL = re.compile(r"^(\$ |export |gradwire |python |torchrun |mpirun )")
 
@@ -27,7 +28,6 @@ class Docstrings(griffe.Extension):
         """Called once for each module, class, function and attribute."""
         if obj.docstring is not None:
             obj.docstring.value = normalized(obj.docstring.value)
-
 
     def on_class(self, *, cls: griffe.Class, **_: Any) -> None:
         """Called for each class, once its members are known."""
@@ -92,7 +92,7 @@ def _fenced(lines: Sequence[str]) -> Iterator[str]:
         if code and not line and not _goes_on(lines[at + 1 :]):
             yield "```"
             code = False
-        yield line[4:] if code else line
+        yield line[4:] if code else _STAR.sub(lambda star: "\\*" if star[1] else star[0], line)
         before = line
     if code:
         yield "```"
