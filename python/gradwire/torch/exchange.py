@@ -344,7 +344,7 @@ class Exchange:
         Args:
             mean: real (elements,), in the loss's scale.
         """
-        values = (mean if self._scale == 1.0 else mean / self._scale).float().contiguous()
+        values = (mean if self._scale == 1.0 else mean / self._scale).float().cpu().contiguous()
         self._engine.add_to_residual(self._parameters[index].key, values.numpy())
 
     def advance(self) -> None:

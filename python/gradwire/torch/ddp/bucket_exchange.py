@@ -1,7 +1,8 @@
 """BucketExchange: DDP's buckets go to the workers' sum and come back as means.
 
 DDP cuts its buckets anew after the first step, and so does every static graph; what has not been sent yet belongs to
-tensors here, so nothing is lost. Large gradients travel from and to DDP's own memory, small ones together.
+tensors here, so nothing is lost. Large gradients travel from and to DDP's own memory, small ones together. Gradients on
+a CUDA device are encoded and decoded there.
 
 Threading: one thread at a time: autograd's, or the one in which a rank that has joined stands in.
 """
@@ -20,6 +21,7 @@ from torch.autograd import Variable
 from gradwire.torch.elements import as_real, exchanged_dtype, in_memory_order, real_elements
 from gradwire.torch.exchange import Exchange
 from gradwire.torch.exchange_options import ExchangeOptions, warn_of_nonfinite
+from gradwire.torch.slots import home_of
 
 if TYPE_CHECKING:
     from gradwire.kv import KVStore
@@ -65,6 +67,7 @@ class BucketExchange:
         self._index: dict[torch.Tensor, int] = {}
         self._labels: list[str] = []  # by index: what parameters are called
         self._small: list[torch.Tensor | None] = []  # by index: memory of its own, or none
+        self._home: torch.device | None = None  # where that lies
         self._seen: dict[torch.Tensor, None] = {}  # all that came in buckets
         self._waiting: list[Bucket] = []
         self._sends_early = False  # a bucket as soon as it is there: the step will bring no new parameter
@@ -247,7 +250,9 @@ class BucketExchange:
         for label, parameter in named:
             self._index[parameter] = len(self._index)
             self._labels.append(label)
-        small = [_own_memory(parameter) for _, parameter in named]
+        if self._home is None:
+            self._home = home_of([parameter for _, parameter in named])
+        small = [_own_memory(parameter, self._home) for _, parameter in named]
         before = len(self._small)
         self._small += small
         self._exchange.add(named, small, [self._index[parameter] for _, parameter in named])
@@ -269,11 +274,11 @@ class BucketExchange:
 
 
 class Bucket:
-    """One of DDP's buckets in one step: its memory as runs of real numbers on the CPU, and the future that DDP awaits.
+    """One of DDP's buckets in one step: its memory as runs of real numbers, and the future that DDP awaits.
 
     Attributes:
-        runs: parameters that have elements, each with its run: part of DDP's own memory where that is float32 or
-            float64 on the CPU.
+        runs: parameters that have elements, each with its run: part of DDP's own memory where that is float32, or
+            float64 on the CPU; else of a copy, on the same device where codecs can work there.
         buffer: DDP's memory.
     """
 
@@ -283,7 +288,9 @@ class Bucket:
         self.future = future_of(self.buffer)
         self._dense = self.buffer.to_dense() if self.buffer.is_sparse else self.buffer
         real = as_real(self._dense)
-        self._staged = real.reshape(-1).to(device="cpu", dtype=exchanged_dtype(real.dtype))
+        dtype = exchanged_dtype(real.dtype)
+        home = home_of([real]) if dtype == torch.float32 else torch.device("cpu")
+        self._staged = real.reshape(-1).to(device=home, dtype=dtype)
         parameters: list[torch.Tensor] = bucket.parameters()
         # DDP too gives the buckets of complex parameters as real numbers, or as they are.
         split = self._staged.split([real_elements(p) for p in parameters])  # type: ignore[no-untyped-call]
@@ -313,12 +320,14 @@ def future_of(buffer: torch.Tensor) -> torch.futures.Future[torch.Tensor]:
     return torch.futures.Future(devices=devices)
 
 
-def _own_memory(parameter: torch.Tensor) -> torch.Tensor | None:
-    """What a parameter's gradient is copied to, so that it can travel with others; None: it travels by itself."""
+def _own_memory(parameter: torch.Tensor, home: torch.device) -> torch.Tensor | None:
+    """What a parameter's gradient is copied to, so that it can travel with others, which lie on the same device; None:
+    it travels by itself.
+    """
     elements = real_elements(parameter)
     if exchanged_dtype(parameter.dtype) != torch.float32 or elements * 4 >= _TOGETHER_BYTES:
         return None
-    return torch.zeros(elements, dtype=torch.float32, device="cpu")
+    return torch.zeros(elements, dtype=torch.float32, device=home)
 
 
 def _call_at_end_of_backward(callback: Callable[[], None]) -> None:
