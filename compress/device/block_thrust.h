@@ -99,7 +99,25 @@ struct ScaleBlock {
   }
 };
 
-/// Encodes an item whose block has its scale, as block::encode_block_scalar() does.
+/// Encodes `count` elements of a block of this scale, as block::encode_block_scalar() does; kept becomes what
+/// they keep.
+GRADWIRE_HOST_DEVICE inline void encode_four(const BlockLayout& layout, const Residual& residual,
+                                             std::size_t first, std::size_t count, float scale,
+                                             const Four& values, Four kept, std::byte* out) {
+  const float inverse = block::inverse_of(scale);
+  std::uint32_t codes = 0;
+  for (std::size_t j = 0; j < kItemElements; ++j) {
+    const float x = residual.add(kept.x[j], values.x[j]);
+    if (j >= count || !is_finite(x)) continue;
+    const std::uint8_t bits = block::code_of(layout.code, x * inverse);
+    codes |= std::uint32_t{bits} << (j * block::code_bits(layout.code));
+    kept.x[j] = x - block::value_of(layout.code, bits) * scale;
+  }
+  store_codes(layout.code, codes, count, out + layout.code_offset(first));
+  residual.store(kept, first, count);
+}
+
+/// Encodes an item whose block has its scale.
 template <typename Source>
 struct EncodeBlockItem {
   Source source;
@@ -111,19 +129,78 @@ struct EncodeBlockItem {
     const std::size_t first = item * kItemElements;
     const std::size_t count = item_elements(layout.elements, first);
     const auto scale = load_aligned<float>(out + layout.scale_offset(first));
-    const float inverse = block::inverse_of(scale);
-    const Four values = source.four(first, count);
-    Four kept = residual.load(first, count);
-    std::uint32_t codes = 0;
-    for (std::size_t j = 0; j < kItemElements; ++j) {
-      const float x = residual.add(kept.x[j], values.x[j]);
-      if (j >= count || !is_finite(x)) continue;
-      const std::uint8_t bits = block::code_of(layout.code, x * inverse);
-      codes |= std::uint32_t{bits} << (j * block::code_bits(layout.code));
-      kept.x[j] = x - block::value_of(layout.code, bits) * scale;
+    encode_four(layout, residual, first, count, scale, source.four(first, count), residual.load(first, count),
+                out);
+  }
+};
+
+/// Encodes a block that a group of items holds at once: each float is read once.
+template <typename Source>
+struct EncodeHeldBlock {
+  static constexpr std::size_t kRow = kGroupItems * kItemElements;
+  static constexpr std::size_t kMostRows = 4;
+
+  /// The largest |x|.
+  struct Part {
+    float most = 0;
+    GRADWIRE_HOST_DEVICE void add(const Part& other) { most = other.most > most ? other.most : most; }
+  };
+  struct Held {
+    Four values[kMostRows];
+    Four kept[kMostRows];
+  };
+
+  Source source;
+  BlockLayout layout;
+  Residual residual;
+  std::byte* out;
+  DeviceReport* report;
+
+  /// Whether blocks of this size fit.
+  static constexpr bool holds(std::size_t block) { return block % kRow == 0 && block / kRow <= kMostRows; }
+
+  GRADWIRE_HOST_DEVICE Part begin(std::size_t group, std::size_t item, Held& held) const {
+    GRADWIRE_UNROLL
+    for (std::size_t row = 0; row < kMostRows; ++row) {
+      const std::size_t first = first_of(group, item, row);
+      const std::size_t count = count_of(first, row);
+      held.values[row] = count == 0 ? Four{} : source.four(first, count);
+      held.kept[row] = count == 0 ? Four{} : residual.load(first, count);
     }
-    store_codes(layout.code, codes, count, out + layout.code_offset(first));
-    residual.store(kept, first, count);
+    Part part;
+    bool nonfinite = false;
+    GRADWIRE_UNROLL
+    for (std::size_t row = 0; row < kMostRows; ++row) {
+      const std::size_t count = count_of(first_of(group, item, row), row);
+      for (std::size_t j = 0; j < kItemElements; ++j) {
+        if (j >= count) continue;
+        const float x = residual.add(held.kept[row].x[j], held.values[row].x[j]);
+        nonfinite |= !is_finite(x);
+        if (is_finite(x) && magnitude(x) > part.most) part.most = magnitude(x);
+      }
+    }
+    if (nonfinite) report_value(report->nonfinite, 1);
+    return part;
+  }
+  GRADWIRE_HOST_DEVICE void end(std::size_t group, std::size_t item, const Held& held,
+                                const Part& largest) const {
+    const float scale = block::scale_of(layout.code, largest.most);
+    if (item == 0) store_aligned(scale, out + layout.scale_offset(group * layout.block));
+    GRADWIRE_UNROLL
+    for (std::size_t row = 0; row < kMostRows; ++row) {
+      const std::size_t first = first_of(group, item, row);
+      const std::size_t count = count_of(first, row);
+      if (count == 0) continue;
+      encode_four(layout, residual, first, count, scale, held.values[row], held.kept[row], out);
+    }
+  }
+
+ private:
+  GRADWIRE_HOST_DEVICE std::size_t first_of(std::size_t group, std::size_t item, std::size_t row) const {
+    return group * layout.block + row * kRow + item * kItemElements;
+  }
+  GRADWIRE_HOST_DEVICE std::size_t count_of(std::size_t first, std::size_t row) const {
+    return row * kRow < layout.block && first < layout.elements ? item_elements(layout.elements, first) : 0;
   }
 };
 
@@ -137,8 +214,12 @@ struct BlockTwinForm {
   void encode(Backend& backend, const Source& source, std::span<float> residual, std::size_t elements,
               std::byte* out, const DeviceWork& work) const {
     const BlockLayout layout{code, block, elements};
-    backend.each(block::scale_count(elements, block),
-                 ScaleBlock<Source>{source, layout, Residual(residual), out, work.report});
+    const std::size_t blocks = block::scale_count(elements, block);
+    if (EncodeHeldBlock<Source>::holds(block)) {
+      backend.fold(blocks, EncodeHeldBlock<Source>{source, layout, Residual(residual), out, work.report});
+      return;
+    }
+    backend.each(blocks, ScaleBlock<Source>{source, layout, Residual(residual), out, work.report});
     backend.each(item_count(elements), EncodeBlockItem<Source>{source, layout, Residual(residual), out});
   }
 

@@ -6,6 +6,8 @@
 #include <thrust/system_error.h>
 
 #include <cstddef>
+#include <cstdint>
+#include <cstring>
 #include <stdexcept>
 #include <string>
 
@@ -14,6 +16,34 @@
 #include "compress/device/thrust_items.h"
 
 namespace gradwire::compress {
+
+inline constexpr std::size_t kFoldThreads = 128;
+
+/// Adds to a part that of the thread whose number differs in these bits. Both get the same sum.
+template <typename Part>
+__device__ void add_other(Part& part, unsigned bits) {
+  constexpr std::size_t kWords = sizeof(Part) / sizeof(std::uint32_t);
+  static_assert(sizeof(Part) == kWords * sizeof(std::uint32_t));
+  std::uint32_t words[kWords];
+  memcpy(words, &part, sizeof part);
+  for (std::uint32_t& word : words) word = __shfl_xor_sync(~0u, word, bits);
+  Part other;
+  memcpy(&other, words, sizeof other);
+  part.add(other);
+}
+
+/// As FoldGroup, half a warp a group.
+template <typename Work>
+__global__ void __launch_bounds__(kFoldThreads) fold_groups(std::size_t groups, const Work work) {
+  const std::size_t thread = blockIdx.x * kFoldThreads + threadIdx.x;
+  const std::size_t group = thread / kGroupItems;
+  const std::size_t item = thread % kGroupItems;
+  typename Work::Held held;
+  typename Work::Part part{};
+  if (group < groups) part = work.begin(group, item, held);
+  for (unsigned half = kGroupItems / 2; half > 0; half /= 2) add_other(part, half);
+  if (group < groups) work.end(group, item, held, part);
+}
 
 class CudaBackend {
  public:
@@ -37,6 +67,13 @@ class CudaBackend {
       throw std::runtime_error("cuda: device " + std::to_string(device_) +
                                " refused a kernel: " + error.what());
     }
+  }
+
+  template <typename Work>
+  void fold(std::size_t groups, const Work& work) const {
+    const std::size_t blocks = (groups * kGroupItems + kFoldThreads - 1) / kFoldThreads;
+    fold_groups<<<static_cast<unsigned>(blocks), kFoldThreads, 0, stream_>>>(groups, work);
+    expect_cuda(cudaGetLastError(), "take a kernel");
   }
 
  private:

@@ -1,7 +1,7 @@
 // The values that a device encodes or decodes: floats, or payloads that are summed on the way.
 //
-// A source is a small value that a kernel copies. four(first, count) gives the elements of one item, at(i)
-// one element; both give what Codec::decode_sum() writes there, added in rank order.
+// A source is a small value that a kernel copies. four(first, count) gives the elements of one item: what
+// Codec::decode_sum() writes there, added in rank order.
 //
 // Threading: all functions are pure.
 #pragma once
@@ -34,15 +34,11 @@ inline PayloadBlock block_of(const DevicePayloads& payloads) noexcept {
 inline PayloadBlock block_of(const DevicePayload& payload) noexcept { return {payload.device, 0, 1}; }
 
 struct FloatSource {
-  /// Values to ask for before the first is used, where using them is one chain.
-  static constexpr std::size_t kAhead = 16;
-
   const float* values;
   bool whole;
 
   explicit FloatSource(const float* floats) noexcept : values(floats), whole(moves_whole(floats)) {}
 
-  GRADWIRE_HOST_DEVICE float at(std::size_t i) const noexcept { return values[i]; }
   GRADWIRE_HOST_DEVICE Four four(std::size_t first, std::size_t count) const noexcept {
     return load_four(values + first, count, whole);
   }
@@ -94,8 +90,6 @@ struct Levels {
 
 /// fl(k * level), k being the integer sum of an element's codes.
 struct CodeSumSource {
-  static constexpr std::size_t kAhead = 1;  // the payloads' codes are asked for together already
-
   PayloadBlock payloads;
   std::size_t offset;
   Levels levels;
@@ -105,9 +99,6 @@ struct CodeSumSource {
     for (std::size_t way = 0; way < payloads.ways; ++way)
       sum += two_bit::code_at(payloads.at(way) + offset, i);
     return sum;
-  }
-  GRADWIRE_HOST_DEVICE float at(std::size_t i) const noexcept {
-    return static_cast<float>(count_at(i)) * levels.at_element(i);
   }
   GRADWIRE_HOST_DEVICE Four four(std::size_t first, std::size_t) const noexcept {
     std::int32_t sum[kItemElements] = {};

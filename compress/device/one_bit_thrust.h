@@ -29,8 +29,6 @@ struct SignLevels {
 
 /// +level or -level of each payload, added in rank order.
 struct SignSumSource {
-  static constexpr std::size_t kAhead = 1;  // as CodeSumSource
-
   PayloadBlock payloads;
   SignLevels levels;
 
@@ -81,39 +79,47 @@ struct SignWord {
   }
 };
 
-/// Counts the elements of a unit that are sent, a share of its words for each of UnitMeasure's lanes.
+/// Counts the elements of a block that are sent; two words for each item of its group. After measure_units(),
+/// which leaves counts of its own.
 template <typename Source>
 struct CountSent {
-  static constexpr std::size_t kLanes = two_bit::UnitSums::kLanes;
+  struct Part {
+    std::uint32_t sent = 0;
+    GRADWIRE_HOST_DEVICE void add(const Part& other) { sent += other.sent; }
+  };
+  using Held = Nothing;
 
   Source source;
   Residual residual;
   std::size_t elements;
   UnitMeasure* measures;
 
-  GRADWIRE_HOST_DEVICE void operator()(std::size_t item) const {
-    const std::size_t unit = item / kLanes;
-    const std::size_t end = unit * kUnitElements + two_bit::unit_elements(elements, unit);
-    std::uint32_t sent = 0;
-    for (std::size_t first = unit * kUnitElements + item % kLanes * one_bit::kWordElements; first < end;
-         first += kLanes * one_bit::kWordElements) {
+  GRADWIRE_HOST_DEVICE Part begin(std::size_t block, std::size_t item, Held&) const {
+    constexpr std::size_t kStep = kGroupItems * one_bit::kWordElements;
+    Part part;
+    for (std::size_t i = item * one_bit::kWordElements; i < two_bit::kBlockElements; i += kStep) {
+      const std::size_t first = block * two_bit::kBlockElements + i;
+      if (first >= elements) break;
       const SignWord<Source> word(source, residual, first, elements);
-      sent += word.all_zero ? 0 : static_cast<std::uint32_t>(word.count);
+      part.sent += word.all_zero ? 0 : static_cast<std::uint32_t>(word.count);
     }
-    measures[unit].selected_counts[item % kLanes] = sent;
+    return part;
+  }
+  GRADWIRE_HOST_DEVICE void end(std::size_t block, std::size_t item, const Held&, const Part& part) const {
+    if (item > 0) return;
+    measures[block / two_bit::kUnitBlocks].selected_counts[block % two_bit::kUnitBlocks] = part.sent;
   }
 };
 
-/// Writes the mean of |x| over what is sent of unit `item`.
+/// Writes the mean of |x| over what is sent of a unit.
 struct StoreMean {
-  const UnitMeasure* measures;
   std::byte* out;
 
-  GRADWIRE_HOST_DEVICE void operator()(std::size_t item) const {
-    const double sum = measures[item].sum_all();
-    const std::uint32_t sent = measures[item].selected_count();
+  GRADWIRE_HOST_DEVICE void operator()(std::size_t unit, const UnitTotals& totals) const {
+    const double sum = totals.all;
+    const std::uint32_t sent = totals.selected_count;
     const float mean = sent == 0 ? 0 : static_cast<float>(sum / static_cast<double>(sent));
-    store_aligned(mean, out + item * sizeof(float));
+    store_aligned(mean, out + unit * sizeof(float));
   }
 };
 
@@ -167,9 +173,9 @@ struct OneBitMeanForm {
               std::byte* out, const DeviceWork& work) const {
     const UnitScratch scratch(work.scratch, elements);
     measure_units(backend, source, residual, nullptr, elements, scratch.measures);
-    backend.each(unit_count(elements) * CountSent<Source>::kLanes,
+    backend.fold(block_count(elements),
                  CountSent<Source>{source, Residual(residual), elements, scratch.measures});
-    backend.each(unit_count(elements), StoreMean{scratch.measures, out});
+    for_each_unit(backend, scratch.measures, elements, StoreMean{out});
     encode_signs(backend, source, residual, elements, 0, levels(elements), out, work.report);
   }
 

@@ -2,8 +2,10 @@
 // under any Thrust execution policy: a CUDA stream, or the host in tests. No item reads what another of the
 // same run writes, so their order does not matter.
 //
-// A Backend is made from a DeviceStream and has each(items, work): it runs work(0), work(1), ... work(items -
-// 1) in any order, after all that was enqueued on the stream before.
+// A Backend is made from a DeviceStream. It has each(items, work), which runs work(0), work(1), ...
+// work(items
+// - 1) in any order, after all that was enqueued on the stream before; and fold(groups, work), which does the
+// same for groups of kGroupItems items that add up what they find.
 #pragma once
 
 #include <thrust/for_each.h>
@@ -23,6 +25,31 @@ template <typename Policy, typename Work>
 void for_each_item(const Policy& policy, std::size_t items, const Work& work) {
   thrust::for_each_n(policy, thrust::counting_iterator<std::size_t>(0), items, work);
 }
+
+/// Items of a group: half a warp.
+inline constexpr std::size_t kGroupItems = 16;
+
+/// What fold() does for one group where one thread runs it. begin(group, item, held) returns an item's
+/// Work::Part, of 4-byte fields, and may leave in held what it needs later. Part::add() adds another's to it:
+/// those of items i and i + 8 are added, then i + 4, i + 2, i + 1. Then end(group, item, held, sum) gets what
+/// is left.
+template <typename Work>
+struct FoldGroup {
+  Work work;
+
+  GRADWIRE_HOST_DEVICE void operator()(std::size_t group) const {
+    typename Work::Held held[kGroupItems];
+    typename Work::Part parts[kGroupItems];
+    for (std::size_t item = 0; item < kGroupItems; ++item) parts[item] = work.begin(group, item, held[item]);
+    for (std::size_t half = kGroupItems / 2; half > 0; half /= 2) {
+      for (std::size_t item = 0; item < half; ++item) parts[item].add(parts[item + half]);
+    }
+    for (std::size_t item = 0; item < kGroupItems; ++item) work.end(group, item, held[item], parts[0]);
+  }
+};
+
+/// Held by items that need nothing later.
+struct Nothing {};
 
 /// Sets a field of a DeviceReport. Items may set one field at the same time; one of their values stays.
 GRADWIRE_HOST_DEVICE inline void report_value(std::uint32_t& field, std::uint32_t value) noexcept {

@@ -20,19 +20,59 @@
 
 namespace gradwire::compress {
 
+/// Encodes a block and adds up its magnitudes, as two_bit::encode_scalar() does, in one pass.
+template <typename Source>
+struct EncodeBlock {
+  using Part = SumsPart;
+  using Held = Nothing;
+
+  Source source;
+  Residual residual;
+  const UnitScale* scales;
+  std::size_t elements;
+  UnitMeasure* measures;
+  std::byte* out;
+  DeviceReport* report;
+
+  GRADWIRE_HOST_DEVICE Part begin(std::size_t block, std::size_t item, Held&) const {
+    const UnitScale scale = scales[block / two_bit::kUnitBlocks];
+    const float threshold = two_bit::Quantiser{scale.threshold, scale.level}.effective_threshold();
+    Part part;
+    bool nonfinite = false;
+    for_each_row(source, residual, elements, block, item,
+                 [&](std::size_t first, std::size_t count, const Four& values, Four kept) {
+                   CodesOfFour four;
+                   for (std::size_t j = 0; j < kItemElements; ++j) {
+                     if (j >= count) continue;
+                     const float x = residual.add(kept.x[j], values.x[j]);
+                     const unsigned code =
+                         four.take(j, x, threshold, scale.level, two_bit::NonFinite::kSkip, kept.x[j]);
+                     if (is_finite(x)) part.add(j, magnitude(x), code != 0);
+                   }
+                   // Behind the last element, the rest of its word is 0.
+                   if (first / 4 < two_bit::packed_bytes(elements)) out[first / 4] = std::byte(four.codes);
+                   if (count > 0) residual.store(kept, first, count);
+                   nonfinite |= four.nonfinite;
+                 });
+    if (nonfinite) report_value(report->nonfinite, 1);
+    return part;
+  }
+  GRADWIRE_HOST_DEVICE void end(std::size_t block, std::size_t item, const Held&, const Part& sums) const {
+    if (item == 0) keep_block(block, sums, measures);
+  }
+};
+
 /// Writes a unit's header in a payload, and the head before the first.
 struct WritePayloadUnit {
   two_bit::Form form;
-  const UnitMeasure* measures;
   const UnitScale* scales;  // null in the dense form
   std::size_t elements;
   std::byte* out;
 
-  GRADWIRE_HOST_DEVICE void operator()(std::size_t unit) const {
+  GRADWIRE_HOST_DEVICE void operator()(std::size_t unit, const UnitTotals& totals) const {
     if (unit == 0) two_bit::write_head(form, elements, out);
-    const UnitMeasure& measure = measures[unit];
-    store(two_bit::PayloadUnit{scales == nullptr ? 0 : scales[unit].level, measure.sum_all(),
-                               measure.sum_selected(), measure.selected_count()},
+    store(two_bit::PayloadUnit{scales == nullptr ? 0 : scales[unit].level, totals.all, totals.selected,
+                               totals.selected_count},
           out + two_bit::unit_offset(unit));
   }
 };
@@ -63,12 +103,10 @@ struct WriteReplyUnit {
 struct ChooseThreshold {
   float scale;
   std::size_t elements;
-  const UnitMeasure* measures;
   UnitScale* scales;
 
-  GRADWIRE_HOST_DEVICE void operator()(std::size_t unit) const {
-    const float threshold =
-        agreed_threshold(scale, measures[unit].sum_all(), two_bit::unit_elements(elements, unit));
+  GRADWIRE_HOST_DEVICE void operator()(std::size_t unit, const UnitTotals& totals) const {
+    const float threshold = agreed_threshold(scale, totals.all, two_bit::unit_elements(elements, unit));
     scales[unit] = {threshold, threshold};
   }
 };
@@ -77,12 +115,10 @@ struct ChooseThreshold {
 struct ChooseScale {
   float scale;
   std::size_t elements;
-  const UnitMeasure* measures;
   UnitScale* scales;
 
-  GRADWIRE_HOST_DEVICE void operator()(std::size_t unit) const {
-    const UnitMeasure& measure = measures[unit];
-    scales[unit] = agreed_scale({measure.sum_all(), measure.sum_selected(), measure.selected_count()}, scale,
+  GRADWIRE_HOST_DEVICE void operator()(std::size_t unit, const UnitTotals& totals) const {
+    scales[unit] = agreed_scale({totals.all, totals.selected, totals.selected_count}, scale,
                                 two_bit::unit_elements(elements, unit));
   }
 };
@@ -122,20 +158,20 @@ class TwoBitAutoDeviceCodec final : public DeviceCodec {
     const UnitScratch scratch(work.scratch, elements);
     std::byte* const body = out.data() + two_bit::body_offset(elements);
     Backend backend(work.stream);
-    // What is sent is measured before encoding, which changes the residual.
     if (!scales.empty()) {
-      measure_units(backend, source, residual, scales.data(), elements, scratch.measures);
-      backend.each(unit_count(elements), WritePayloadUnit{two_bit::Form::kCodes, scratch.measures,
-                                                          scales.data(), elements, out.data()});
-      encode_codes(backend, source, Scales{{}, scales.data()}, two_bit::NonFinite::kSkip, residual, elements,
-                   body, work.report);
+      backend.fold(block_count(elements),
+                   EncodeBlock<FloatSource>{source, Residual(residual), scales.data(), elements,
+                                            scratch.measures, body, work.report});
+      for_each_unit(backend, scratch.measures, elements,
+                    WritePayloadUnit{two_bit::Form::kCodes, scales.data(), elements, out.data()});
       return two_bit::body_offset(elements) + two_bit::packed_bytes(elements);
     }
+    // What would be sent is measured before encoding, which clears the residual.
     measure_units(backend, source, residual, nullptr, elements, scratch.measures);
-    backend.each(unit_count(elements), ChooseThreshold{scale_, elements, scratch.measures, scratch.scales});
+    for_each_unit(backend, scratch.measures, elements, ChooseThreshold{scale_, elements, scratch.scales});
     measure_units(backend, source, residual, scratch.scales, elements, scratch.measures);
-    backend.each(unit_count(elements),
-                 WritePayloadUnit{two_bit::Form::kDense, scratch.measures, nullptr, elements, out.data()});
+    for_each_unit(backend, scratch.measures, elements,
+                  WritePayloadUnit{two_bit::Form::kDense, nullptr, elements, out.data()});
     encode_dense(backend, source, dense::Format::kF32Finite, residual, elements, body, work.report);
     return two_bit::body_offset(elements) + elements * sizeof(float);
   }
@@ -242,11 +278,11 @@ class TwoBitAutoDeviceCodec final : public DeviceCodec {
     const auto measure = [&](const UnitScale* scales) {
       measure_units(backend, codes, residual, scales, elements, scratch.measures);
     };
-    const std::size_t units = unit_count(elements);
     measure(nullptr);
-    backend.each(units, ChooseThreshold{reply_scale_, elements, scratch.measures, scratch.scales});
+    for_each_unit(backend, scratch.measures, elements,
+                  ChooseThreshold{reply_scale_, elements, scratch.scales});
     measure(scratch.scales);
-    backend.each(units, ChooseScale{reply_scale_, elements, scratch.measures, scratch.scales});
+    for_each_unit(backend, scratch.measures, elements, ChooseScale{reply_scale_, elements, scratch.scales});
   }
 
   float scale_;

@@ -24,7 +24,25 @@ struct Scales {
   }
 };
 
-/// Encodes an item of the source into one byte of codes, as two_bit::encode_scalar() does.
+/// Encodes four elements into one byte of codes, as two_bit::encode_scalar() does.
+struct CodesOfFour {
+  unsigned codes = 0;
+  bool nonfinite = false;
+
+  /// Takes x of element j, which exists; kept becomes what x keeps.
+  GRADWIRE_HOST_DEVICE unsigned take(std::size_t j, float x, float threshold, float level,
+                                     two_bit::NonFinite rule, float& kept) {
+    const bool finite = is_finite(x);
+    nonfinite |= !finite;
+    if (!finite && rule == two_bit::NonFinite::kSkip) return 0;
+    const unsigned code = two_bit::code_of(x, threshold);
+    codes |= code << two_bit::code_shift(j);
+    kept = two_bit::rest_of(x, code, level);
+    return code;
+  }
+};
+
+/// Encodes an item of the source.
 template <typename Source>
 struct EncodeCodes {
   Source source;
@@ -46,20 +64,14 @@ struct EncodeCodes {
     const float threshold = two_bit::Quantiser{scale.threshold, scale.level}.effective_threshold();
     const Four values = source.four(first, count);
     Four kept = residual.load(first, count);
-    unsigned codes = 0;
-    bool nonfinite = false;
+    CodesOfFour four;
     for (std::size_t j = 0; j < kItemElements; ++j) {
-      const float x = residual.add(kept.x[j], values.x[j]);
-      const bool finite = is_finite(x);
-      nonfinite |= !finite && j < count;
-      if (j >= count || (!finite && nonfinite_rule == two_bit::NonFinite::kSkip)) continue;
-      const unsigned code = two_bit::code_of(x, threshold);
-      codes |= code << two_bit::code_shift(j);
-      kept.x[j] = two_bit::rest_of(x, code, scale.level);
+      if (j >= count) continue;
+      four.take(j, residual.add(kept.x[j], values.x[j]), threshold, scale.level, nonfinite_rule, kept.x[j]);
     }
-    out[item] = static_cast<std::byte>(codes);
+    out[item] = static_cast<std::byte>(four.codes);
     residual.store(kept, first, count);
-    if (nonfinite) report_value(report->nonfinite, 1);
+    if (four.nonfinite) report_value(report->nonfinite, 1);
   }
 };
 

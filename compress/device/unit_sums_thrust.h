@@ -1,5 +1,5 @@
-// Sums of |x| over each codec unit on any Thrust backend, in the written order of two_bit::UnitSums: one item
-// per unit and lane adds in the order of elements, one item per unit folds the lanes.
+// Sums of |x| over each codec unit on any Thrust backend, in the written order of two_bit/unit_sums.h: a
+// group of items adds up a block, and who needs a unit's sum folds its blocks.
 //
 // Threading: all functions are pure; they enqueue and return.
 #pragma once
@@ -10,26 +10,34 @@
 #include <span>
 
 #include "compress/codec.h"
+#include "compress/device/dense_thrust.h"
+#include "compress/device/thrust_items.h"
 #include "compress/payload/float_bits.h"
 #include "compress/payload/host_device.h"
 #include "compress/two_bit/two_bit_auto_layout.h"
 #include "compress/two_bit/two_bit_scalar.h"
+#include "compress/two_bit/unit_sums.h"
 
 namespace gradwire::compress {
 
-/// What one unit's lanes hold. Lies in the scratch of a call.
-struct UnitMeasure {
-  std::array<float, two_bit::UnitSums::kLanes> all;
-  std::array<float, two_bit::UnitSums::kLanes> selected;
-  std::array<std::uint32_t, two_bit::UnitSums::kLanes> selected_counts;
+/// Blocks of a run of elements.
+constexpr std::size_t block_count(std::size_t elements) {
+  return (elements + two_bit::kBlockElements - 1) / two_bit::kBlockElements;
+}
 
-  GRADWIRE_HOST_DEVICE float sum_all() const { return two_bit::UnitSums::fold(all); }
-  GRADWIRE_HOST_DEVICE float sum_selected() const { return two_bit::UnitSums::fold(selected); }
-  GRADWIRE_HOST_DEVICE std::uint32_t selected_count() const {
-    std::uint32_t count = 0;
-    for (std::size_t lane = 0; lane < selected_counts.size(); ++lane) count += selected_counts[lane];
-    return count;
-  }
+/// What one unit's blocks hold. Lies in the scratch of a call. Blocks behind the last element are not
+/// written.
+struct UnitMeasure {
+  std::array<float, two_bit::kUnitBlocks> all;
+  std::array<float, two_bit::kUnitBlocks> selected;
+  std::array<std::uint32_t, two_bit::kUnitBlocks> selected_counts;
+};
+
+/// The sums of a unit.
+struct UnitTotals {
+  float all = 0;
+  float selected = 0;
+  std::uint32_t selected_count = 0;
 };
 
 /// The scratch of a run: a measure and a scale for each unit.
@@ -45,57 +53,100 @@ struct UnitScratch {
         scales(reinterpret_cast<UnitScale*>(measures + unit_count(elements))) {}
 };
 
-/// Work items per unit. The first kLanes of them add, the others end at once: they are there because Thrust
-/// puts 512 items in a CUDA block, and a unit should have a multiprocessor of its own.
-inline constexpr std::size_t kItemsPerUnit = 512;
+/// What an item adds up of a block, in the lanes of its four elements; or of a unit, in four of its blocks.
+struct SumsPart {
+  Four all{};
+  Four selected{};
+  std::uint32_t selected_count = 0;
 
-/// Adds one lane of one unit, as two_bit::measure_scalar() does.
+  /// Adds element j of an item.
+  GRADWIRE_HOST_DEVICE void add(std::size_t j, float x, bool sent) {
+    all.x[j] += x;
+    selected.x[j] += sent ? x : 0.0f;
+    selected_count += sent ? 1 : 0;
+  }
+  GRADWIRE_HOST_DEVICE void add(const SumsPart& other) {
+    for (std::size_t j = 0; j < kItemElements; ++j) {
+      all.x[j] += other.all.x[j];
+      selected.x[j] += other.selected.x[j];
+    }
+    selected_count += other.selected_count;
+  }
+  // What is left once items are added up.
+  GRADWIRE_HOST_DEVICE float sum_all() const { return fold(all); }
+  GRADWIRE_HOST_DEVICE float sum_selected() const { return fold(selected); }
+
+ private:
+  GRADWIRE_HOST_DEVICE static float fold(const Four& four) {
+    return (four.x[0] + four.x[2]) + (four.x[1] + four.x[3]);
+  }
+};
+static_assert(kGroupItems * kItemElements == two_bit::kSumLanes);
+static_assert(kGroupItems * kItemElements == two_bit::kUnitBlocks);
+
+/// Rows of lanes that an item reads ahead of what it does with them.
+inline constexpr std::size_t kRowsAhead = 4;
+static_assert(two_bit::kBlockElements % (kRowsAhead * two_bit::kSumLanes) == 0);
+
+/// Calls take(first, count, values, kept) for each four elements of an item of a block, in order; `count` of
+/// them exist.
+template <typename Source, typename Take>
+GRADWIRE_HOST_DEVICE void for_each_row(const Source& source, const Residual& residual, std::size_t elements,
+                                       std::size_t block, std::size_t item, const Take& take) {
+  const std::size_t begin = block * two_bit::kBlockElements + item * kItemElements;
+  for (std::size_t row = 0; row < two_bit::kBlockElements; row += kRowsAhead * two_bit::kSumLanes) {
+    Four values[kRowsAhead], kept[kRowsAhead];
+    GRADWIRE_UNROLL
+    for (std::size_t ahead = 0; ahead < kRowsAhead; ++ahead) {
+      const std::size_t first = begin + row + ahead * two_bit::kSumLanes;
+      const std::size_t count = first < elements ? item_elements(elements, first) : 0;
+      values[ahead] = count == 0 ? Four{} : source.four(first, count);
+      kept[ahead] = count == 0 ? Four{} : residual.load(first, count);
+    }
+    GRADWIRE_UNROLL
+    for (std::size_t ahead = 0; ahead < kRowsAhead; ++ahead) {
+      const std::size_t first = begin + row + ahead * two_bit::kSumLanes;
+      const std::size_t count = first < elements ? item_elements(elements, first) : 0;
+      take(first, count, values[ahead], kept[ahead]);
+    }
+  }
+}
+
+GRADWIRE_HOST_DEVICE inline void keep_block(std::size_t block, const SumsPart& sums, UnitMeasure* measures) {
+  UnitMeasure& measure = measures[block / two_bit::kUnitBlocks];
+  const std::size_t place = block % two_bit::kUnitBlocks;
+  measure.all[place] = sums.sum_all();
+  measure.selected[place] = sums.sum_selected();
+  measure.selected_counts[place] = sums.selected_count;
+}
+
+/// Adds up a block, as two_bit::measure_scalar() does.
 template <typename Source>
-struct MeasureLane {
+struct MeasureBlock {
+  using Part = SumsPart;
+  using Held = Nothing;
+
   Source source;
-  const float* residual;    // or null
+  Residual residual;
   const UnitScale* scales;  // selects |x| >= threshold where level > 0; null selects nothing
   std::size_t elements;
   UnitMeasure* measures;
 
-  struct Sums {
-    float threshold;
-    float all = 0;
-    float selected = 0;
-    std::uint32_t count = 0;
-
-    GRADWIRE_HOST_DEVICE void add(float x) {
-      const float counted = is_finite(x) ? magnitude(x) : 0.0f;
-      const bool select = is_finite(x) && counted >= threshold;
-      all += counted;
-      selected += select ? counted : 0.0f;
-      count += select ? 1 : 0;
-    }
-  };
-
-  GRADWIRE_HOST_DEVICE float value(std::size_t i) const {
-    return residual == nullptr ? source.at(i) : residual[i] + source.at(i);
+  GRADWIRE_HOST_DEVICE Part begin(std::size_t block, std::size_t item, Held&) const {
+    const UnitScale scale = scales == nullptr ? UnitScale{} : scales[block / two_bit::kUnitBlocks];
+    const float threshold = two_bit::Quantiser{scale.threshold, scale.level}.effective_threshold();
+    Part part;
+    for_each_row(source, residual, elements, block, item,
+                 [&](std::size_t, std::size_t count, const Four& values, const Four& kept) {
+                   for (std::size_t j = 0; j < kItemElements; ++j) {
+                     const float x = magnitude(residual.add(kept.x[j], values.x[j]));
+                     if (j < count && is_finite(x)) part.add(j, x, x >= threshold);
+                   }
+                 });
+    return part;
   }
-
-  GRADWIRE_HOST_DEVICE void operator()(std::size_t item) const {
-    const std::size_t unit = item / kItemsPerUnit;
-    const std::size_t lane = item % kItemsPerUnit;
-    constexpr std::size_t kLanes = two_bit::UnitSums::kLanes;
-    constexpr std::size_t kAhead = Source::kAhead;
-    if (lane >= kLanes) return;
-    const UnitScale scale = scales == nullptr ? UnitScale{} : scales[unit];
-    Sums sums{two_bit::Quantiser{scale.threshold, scale.level}.effective_threshold()};
-    const std::size_t end = unit * kUnitElements + two_bit::unit_elements(elements, unit);
-    std::size_t i = unit * kUnitElements + lane;
-    for (; i + (kAhead - 1) * kLanes < end; i += kAhead * kLanes) {
-      float x[kAhead];
-      for (std::size_t a = 0; a < kAhead; ++a) x[a] = value(i + a * kLanes);
-      for (std::size_t a = 0; a < kAhead; ++a) sums.add(x[a]);
-    }
-    for (; i < end; i += kLanes) sums.add(value(i));
-    measures[unit].all[lane] = sums.all;
-    measures[unit].selected[lane] = sums.selected;
-    measures[unit].selected_counts[lane] = sums.count;
+  GRADWIRE_HOST_DEVICE void end(std::size_t block, std::size_t item, const Held&, const Part& sums) const {
+    if (item == 0) keep_block(block, sums, measures);
   }
 };
 
@@ -103,9 +154,43 @@ struct MeasureLane {
 template <typename Backend, typename Source>
 void measure_units(Backend& backend, const Source& source, std::span<float> residual, const UnitScale* scales,
                    std::size_t elements, UnitMeasure* measures) {
-  const float* const kept = residual.empty() ? nullptr : residual.data();
-  backend.each(unit_count(elements) * kItemsPerUnit,
-               MeasureLane<Source>{source, kept, scales, elements, measures});
+  backend.fold(block_count(elements),
+               MeasureBlock<Source>{source, Residual(residual), scales, elements, measures});
+}
+
+/// Adds up a unit's blocks; use(unit, totals) gets the totals, infinity as the largest float.
+template <typename Use>
+struct FoldUnit {
+  using Part = SumsPart;
+  using Held = Nothing;
+
+  const UnitMeasure* measures;
+  std::size_t elements;
+  Use use;
+
+  GRADWIRE_HOST_DEVICE Part begin(std::size_t unit, std::size_t item, Held&) const {
+    const std::size_t blocks = block_count(two_bit::unit_elements(elements, unit));
+    Part part;
+    for (std::size_t j = 0; j < kItemElements; ++j) {
+      const std::size_t block = item * kItemElements + j;
+      if (block >= blocks) continue;
+      part.all.x[j] = measures[unit].all[block];
+      part.selected.x[j] = measures[unit].selected[block];
+      part.selected_count += measures[unit].selected_counts[block];
+    }
+    return part;
+  }
+  GRADWIRE_HOST_DEVICE void end(std::size_t unit, std::size_t item, const Held&, const Part& sums) const {
+    if (item > 0) return;
+    use(unit, UnitTotals{two_bit::saturated(sums.sum_all()), two_bit::saturated(sums.sum_selected()),
+                         sums.selected_count});
+  }
+};
+
+/// Enqueues use(unit, totals) for each unit that was measured.
+template <typename Backend, typename Use>
+void for_each_unit(Backend& backend, const UnitMeasure* measures, std::size_t elements, const Use& use) {
+  backend.fold(unit_count(elements), FoldUnit<Use>{measures, elements, use});
 }
 
 }  // namespace gradwire::compress

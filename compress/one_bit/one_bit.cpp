@@ -31,7 +31,7 @@ one_bit::SignCode code_of(float level) { return {0, level, one_bit::Zeros::kMark
 float mean_magnitude(const float* grad, const float* residual, std::size_t elements) {
   two_bit::UnitSums sums;
   two_bit::measure(grad, residual, elements, std::numeric_limits<float>::infinity(), &sums);
-  const double sum = two_bit::UnitSums::fold(sums.all);
+  const double sum = sums.sum_all();
   const std::size_t sent = one_bit::sent_elements(grad, residual, elements);
   return sent == 0 ? 0 : static_cast<float>(sum / static_cast<double>(sent));
 }

@@ -8,3 +8,10 @@
 #else
 #define GRADWIRE_HOST_DEVICE
 #endif
+
+/// Goes before a loop of a constant number of turns whose arrays are to stay in registers of a device.
+#ifdef __CUDA_ARCH__
+#define GRADWIRE_UNROLL _Pragma("unroll")
+#else
+#define GRADWIRE_UNROLL
+#endif

@@ -25,7 +25,7 @@ using two_bit::ReplyUnit;
 using two_bit::unit_elements;
 using two_bit::unit_offset;
 
-constexpr std::size_t kTileElements = 2048;
+constexpr std::size_t kTileElements = 2 * two_bit::kBlockElements;  // whole blocks, as sums are appended
 
 }  // namespace
 
@@ -126,13 +126,13 @@ bool TwoBitAuto::encode_dense_unit(const Run& unit, const float* grad, float* re
                                    std::byte* body) const {
   two_bit::UnitSums sums;
   two_bit::measure(grad, residual, unit.elements, std::numeric_limits<float>::infinity(), &sums);
-  const float sum_all = two_bit::UnitSums::fold(sums.all);
+  const float sum_all = sums.sum_all();
   const float threshold = agreed_threshold(scale_, sum_all, unit.elements);
   if (threshold > 0) {
     sums = {};
     two_bit::measure(grad, residual, unit.elements, threshold, &sums);
   }
-  store(PayloadUnit{0, sum_all, two_bit::UnitSums::fold(sums.selected), sums.selected_count}, header);
+  store(PayloadUnit{0, sum_all, sums.sum_selected(), sums.selected_count}, header);
   return dense::encode(dense::Format::kF32Finite, grad, residual, unit.elements, body);
 }
 
@@ -160,9 +160,7 @@ Encoded TwoBitAuto::encode(std::span<const float> grad, std::span<float> residua
     nonfinite |= two_bit::encode(grad.data() + unit.first, kept, unit.elements,
                                  {scales[u].threshold, scales[u].level, two_bit::NonFinite::kSkip},
                                  body + unit.first / 4, &sums);
-    store(PayloadUnit{scales[u].level, two_bit::UnitSums::fold(sums.all),
-                      two_bit::UnitSums::fold(sums.selected), sums.selected_count},
-          header);
+    store(PayloadUnit{scales[u].level, sums.sum_all(), sums.sum_selected(), sums.selected_count}, header);
   }
   return {body_offset(elements) + (dense ? elements * sizeof(float) : two_bit::packed_bytes(elements)),
           nonfinite};
@@ -208,7 +206,7 @@ bool TwoBitAuto::requantise_unit(const Round& round, const Run& unit, float leve
   each_tile([&](std::size_t, std::size_t elements, const float* kept) {
     two_bit::measure(sums, kept, elements, std::numeric_limits<float>::infinity(), &all);
   });
-  const float total = two_bit::UnitSums::fold(all.all);
+  const float total = all.sum_all();
   const float threshold = agreed_threshold(reply_scale_, total, unit.elements);
   two_bit::UnitSums sent;
   if (threshold > 0) {
@@ -216,8 +214,8 @@ bool TwoBitAuto::requantise_unit(const Round& round, const Run& unit, float leve
       two_bit::measure(sums, kept, elements, threshold, &sent);
     });
   }
-  const UnitScale scale = agreed_scale({total, two_bit::UnitSums::fold(sent.selected), sent.selected_count},
-                                       reply_scale_, unit.elements);
+  const UnitScale scale =
+      agreed_scale({total, sent.sum_selected(), sent.selected_count}, reply_scale_, unit.elements);
   bool nonfinite = false;
   each_tile([&](std::size_t i, std::size_t elements, float* kept) {
     nonfinite |=

@@ -1,5 +1,7 @@
 #include "compress/two_bit/two_bit_kernels.h"
 
+#include <algorithm>
+#include <array>
 #include <bit>
 
 // Vectors of a length unknown to the compiler cannot stand in the fixed lanes;
@@ -37,7 +39,7 @@ void Measure(const float* grad, const float* residual, std::size_t elements, flo
 #else
 
 namespace hn = hwy::HWY_NAMESPACE;
-using Floats = hn::CappedTag<float, UnitSums::kLanes>;
+using Floats = hn::CappedTag<float, 16>;
 using Ints = hn::RebindToSigned<Floats>;
 using Words = hn::RebindToUnsigned<Floats>;
 using Halves = hn::Rebind<std::uint16_t, Floats>;
@@ -57,36 +59,79 @@ HWY_INLINE bool AnyReaches(std::uint32_t bits, const FloatVector (&x)[kStep / kL
   return !hn::AllTrue(di, hn::Lt(largest, hn::Set(di, static_cast<std::int32_t>(bits))));
 }
 
-/// UnitSums in registers.
+/// Adds the upper half of the vectors to the lower one until one is left, and stores it.
+template <std::size_t kVectors>
+HWY_INLINE void FoldVectors(FloatVector (&vectors)[kVectors], float* HWY_RESTRICT out) {
+  for (std::size_t half = kVectors / 2; half > 0; half /= 2) {
+    for (std::size_t v = 0; v < half; ++v) vectors[v] = hn::Add(vectors[v], vectors[v + half]);
+  }
+  hn::StoreU(vectors[0], Floats(), out);
+}
+
+/// BlockLanes in registers.
 struct LaneSums {
-  static constexpr std::size_t kVectors = UnitSums::kLanes / kLanes;
+  static constexpr std::size_t kVectors = kSumLanes / kLanes;
   FloatVector all[kVectors];
   FloatVector selected[kVectors];
 
-  HWY_INLINE void Load(const UnitSums& sums) {
+  HWY_INLINE void Clear() {
+    for (std::size_t v = 0; v < kVectors; ++v) all[v] = selected[v] = hn::Zero(Floats());
+  }
+  HWY_INLINE void Load(const BlockLanes& lanes) {
     for (std::size_t v = 0; v < kVectors; ++v) {
-      all[v] = hn::LoadU(Floats(), sums.all.data() + v * kLanes);
-      selected[v] = hn::LoadU(Floats(), sums.selected.data() + v * kLanes);
+      all[v] = hn::LoadU(Floats(), lanes.all.data() + v * kLanes);
+      selected[v] = hn::LoadU(Floats(), lanes.selected.data() + v * kLanes);
     }
   }
-  HWY_INLINE void Store(UnitSums* sums) const {
+  HWY_INLINE void Store(BlockLanes* lanes) const {
     for (std::size_t v = 0; v < kVectors; ++v) {
-      hn::StoreU(all[v], Floats(), sums->all.data() + v * kLanes);
-      hn::StoreU(selected[v], Floats(), sums->selected.data() + v * kLanes);
+      hn::StoreU(all[v], Floats(), lanes->all.data() + v * kLanes);
+      hn::StoreU(selected[v], Floats(), lanes->selected.data() + v * kLanes);
     }
+  }
+  HWY_INLINE void Add(std::size_t v, FloatVector magnitude, FloatVector sent) {
+    all[v] = hn::Add(all[v], magnitude);
+    selected[v] = hn::Add(selected[v], sent);
+  }
+  /// Appends the block, as UnitSums::append() does. Clobbers the lanes.
+  HWY_INLINE void AppendTo(UnitSums* sums, std::uint32_t selected_count) {
+    std::array<float, kLanes> one;
+    FoldVectors(all, one.data());
+    sums->all[sums->blocks] = fold(one);
+    FoldVectors(selected, one.data());
+    sums->selected[sums->blocks] = fold(one);
+    sums->selected_count += selected_count;
+    ++sums->blocks;
   }
 };
 
+/// Encodes elements one by one, from element `first` of a block on.
+template <bool kSums>
+HWY_INLINE bool EncodeElements(const float* grad, float* residual, std::size_t elements,
+                               const Quantiser& quantiser, std::byte* out, std::size_t first, LaneSums& lanes,
+                               std::uint32_t& selected_count) {
+  if constexpr (!kSums) return encode_block_scalar(grad, residual, elements, quantiser, out, nullptr);
+  BlockLanes block;
+  lanes.Store(&block);
+  const bool nonfinite = encode_block_scalar(grad, residual, elements, quantiser, out, &block, first);
+  lanes.Load(block);
+  selected_count += block.selected_count;
+  return nonfinite;
+}
+
+/// Encodes one block, or any number of elements where there are no sums to append.
 template <bool kResidual, bool kSkip, bool kSums>
-bool EncodeRun(const float* HWY_RESTRICT grad, float* HWY_RESTRICT residual, std::size_t elements,
-               const Quantiser& quantiser, std::byte* HWY_RESTRICT out, UnitSums* HWY_RESTRICT sums) {
+HWY_INLINE bool EncodeBlock(const float* HWY_RESTRICT grad, float* HWY_RESTRICT residual,
+                            std::size_t elements, const Quantiser& quantiser, std::byte* HWY_RESTRICT out,
+                            UnitSums* HWY_RESTRICT sums) {
   const Floats d;
   const FloatVector threshold = hn::Set(d, quantiser.effective_threshold());
   const FloatVector negative_threshold = hn::Neg(threshold);
   const FloatVector level = hn::Set(d, quantiser.level);
   const FloatVector negative_level = hn::Neg(level);
   LaneSums lanes;
-  if constexpr (kSums) lanes.Load(*sums);
+  if constexpr (kSums) lanes.Clear();
+  std::uint32_t selected_count = 0;
   bool nonfinite = false;
   std::size_t i = 0;
   for (; i + kStep <= elements; i += kStep) {
@@ -102,9 +147,8 @@ bool EncodeRun(const float* HWY_RESTRICT grad, float* HWY_RESTRICT residual, std
     if (HWY_UNLIKELY(AnyReaches(kInfinityBits, x))) {
       nonfinite = true;
       if constexpr (kSkip) {
-        if constexpr (kSums) lanes.Store(sums);
-        encode_scalar(grad + i, kResidual ? residual + i : nullptr, kStep, quantiser, out + i / 4, sums);
-        if constexpr (kSums) lanes.Load(*sums);
+        EncodeElements<kSums>(grad + i, kResidual ? residual + i : nullptr, kStep, quantiser, out + i / 4, i,
+                              lanes, selected_count);
         continue;
       }
     }
@@ -121,22 +165,35 @@ bool EncodeRun(const float* HWY_RESTRICT grad, float* HWY_RESTRICT residual, std
         hn::StoreU(hn::Sub(x[v], value), d, residual + i + v * kLanes);
       }
       if constexpr (kSums) {
-        constexpr std::size_t kVectors = LaneSums::kVectors;
         const FloatVector magnitude = hn::Abs(x[v]);
-        lanes.all[v % kVectors] = hn::Add(lanes.all[v % kVectors], magnitude);
-        lanes.selected[v % kVectors] =
-            hn::Add(lanes.selected[v % kVectors], hn::IfThenElseZero(either, magnitude));
+        lanes.Add(v, magnitude, hn::IfThenElseZero(either, magnitude));
       }
     }
     StoreCodes(static_cast<std::uint32_t>(sent), static_cast<std::uint32_t>(positive), out + i / 4);
     StoreCodes(static_cast<std::uint32_t>(sent >> 32), static_cast<std::uint32_t>(positive >> 32),
                out + i / 4 + 8);
-    if constexpr (kSums) sums->selected_count += static_cast<std::uint32_t>(std::popcount(sent));
+    if constexpr (kSums) selected_count += static_cast<std::uint32_t>(std::popcount(sent));
   }
-  if constexpr (kSums) lanes.Store(sums);
-  return encode_scalar(grad + i, kResidual ? residual + i : nullptr, elements - i, quantiser, out + i / 4,
-                       sums) ||
-         nonfinite;
+  if (i < elements) {
+    nonfinite |= EncodeElements<kSums>(grad + i, kResidual ? residual + i : nullptr, elements - i, quantiser,
+                                       out + i / 4, i, lanes, selected_count);
+  }
+  if constexpr (kSums) lanes.AppendTo(sums, selected_count);
+  return nonfinite;
+}
+
+template <bool kResidual, bool kSkip, bool kSums>
+bool EncodeRun(const float* HWY_RESTRICT grad, float* HWY_RESTRICT residual, std::size_t elements,
+               const Quantiser& quantiser, std::byte* HWY_RESTRICT out, UnitSums* HWY_RESTRICT sums) {
+  if constexpr (!kSums)
+    return EncodeBlock<kResidual, kSkip, false>(grad, residual, elements, quantiser, out, nullptr);
+  bool nonfinite = false;
+  for (std::size_t i = 0; i < elements; i += kBlockElements) {
+    nonfinite |= EncodeBlock<kResidual, kSkip, true>(grad + i, kResidual ? residual + i : nullptr,
+                                                     std::min(kBlockElements, elements - i), quantiser,
+                                                     out + i / 4, sums);
+  }
+  return nonfinite;
 }
 
 HWY_INLINE FloatVector LoadBf16(const std::byte* from) {
@@ -207,30 +264,45 @@ bool Encode(const float* grad, float* residual, std::size_t elements, const Quan
                              : EncodeWith<true>(grad, residual, elements, quantiser, out, sums);
 }
 
-void Measure(const float* grad, const float* residual, std::size_t elements, float threshold,
-             UnitSums* sums) {
+template <bool kResidual>
+void MeasureRun(const float* HWY_RESTRICT grad, const float* HWY_RESTRICT residual, std::size_t elements,
+                float threshold, UnitSums* HWY_RESTRICT sums) {
   const Floats d;
   const Ints di;
   const FloatVector least = hn::Set(d, threshold);
-  LaneSums lanes;
-  lanes.Load(*sums);
-  std::size_t count = 0;
-  std::size_t i = 0;
-  for (; i + UnitSums::kLanes <= elements; i += UnitSums::kLanes) {
-    for (std::size_t v = 0; v < LaneSums::kVectors; ++v) {
-      FloatVector x = hn::LoadU(d, grad + i + v * kLanes);
-      if (residual != nullptr) x = hn::Add(hn::LoadU(d, residual + i + v * kLanes), x);
-      x = hn::Abs(x);
-      const auto finite = hn::RebindMask(d, hn::Lt(hn::BitCast(di, x), hn::Set(di, 0x7f800000)));
-      const auto selected = hn::And(finite, hn::Ge(x, least));
-      lanes.all[v] = hn::Add(lanes.all[v], hn::IfThenElseZero(finite, x));
-      lanes.selected[v] = hn::Add(lanes.selected[v], hn::IfThenElseZero(selected, x));
-      count += hn::CountTrue(d, selected);
+  for (std::size_t begin = 0; begin < elements; begin += kBlockElements) {
+    const std::size_t end = std::min(elements, begin + kBlockElements);
+    LaneSums lanes;
+    lanes.Clear();
+    std::size_t count = 0;
+    std::size_t i = begin;
+    for (; i + kSumLanes <= end; i += kSumLanes) {
+      for (std::size_t v = 0; v < LaneSums::kVectors; ++v) {
+        FloatVector x = hn::LoadU(d, grad + i + v * kLanes);
+        if constexpr (kResidual) x = hn::Add(hn::LoadU(d, residual + i + v * kLanes), x);
+        x = hn::Abs(x);
+        const auto finite = hn::RebindMask(d, hn::Lt(hn::BitCast(di, x), hn::Set(di, 0x7f800000)));
+        const auto selected = hn::And(finite, hn::Ge(x, least));
+        lanes.Add(v, hn::IfThenElseZero(finite, x), hn::IfThenElseZero(selected, x));
+        count += hn::CountTrue(d, selected);
+      }
     }
+    if (i < end) {
+      BlockLanes block;
+      lanes.Store(&block);
+      measure_block_scalar(grad + i, kResidual ? residual + i : nullptr, end - i, threshold, &block,
+                           i - begin);
+      lanes.Load(block);
+      count += block.selected_count;
+    }
+    lanes.AppendTo(sums, static_cast<std::uint32_t>(count));
   }
-  lanes.Store(sums);
-  sums->selected_count += static_cast<std::uint32_t>(count);
-  measure_scalar(grad + i, residual == nullptr ? nullptr : residual + i, elements - i, threshold, sums);
+}
+
+void Measure(const float* grad, const float* residual, std::size_t elements, float threshold,
+             UnitSums* sums) {
+  if (residual == nullptr) return MeasureRun<false>(grad, residual, elements, threshold, sums);
+  MeasureRun<true>(grad, residual, elements, threshold, sums);
 }
 
 #endif

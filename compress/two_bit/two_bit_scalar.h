@@ -18,6 +18,7 @@
 #include "compress/payload/float_bits.h"
 #include "compress/payload/host_device.h"
 #include "compress/payload/little_endian.h"
+#include "compress/two_bit/unit_sums.h"
 
 namespace gradwire::compress::two_bit {
 
@@ -39,22 +40,6 @@ struct Quantiser {
   /// The threshold that also holds "no level, nothing sent".
   GRADWIRE_HOST_DEVICE float effective_threshold() const noexcept {
     return level > 0 ? threshold : std::numeric_limits<float>::infinity();
-  }
-};
-
-/// Sums of |x| over one unit in one written order: element i goes to lane i % 16, in order of i, without FMA.
-struct UnitSums {
-  static constexpr std::size_t kLanes = 16;
-  std::array<float, kLanes> all{};       ///< of finite x
-  std::array<float, kLanes> selected{};  ///< of sent x
-  std::uint32_t selected_count = 0;
-
-  /// Folds lanes i and i + 8, then i + 4, i + 2, i + 1; infinity becomes the largest float.
-  GRADWIRE_HOST_DEVICE static float fold(std::array<float, kLanes> lanes) noexcept {
-    for (std::size_t half = kLanes / 2; half > 0; half /= 2) {
-      for (std::size_t i = 0; i < half; ++i) lanes[i] += lanes[i + half];
-    }
-    return std::min(lanes[0], std::numeric_limits<float>::max());
   }
 };
 
@@ -111,10 +96,11 @@ GRADWIRE_HOST_DEVICE inline int code_at(const std::byte* packed, std::size_t i) 
 }
 
 /// Encodes x = residual + grad (x = grad when residual is null) and keeps x - sent. Writes
-/// packed_bytes(elements) bytes, absent elements as 00. Adds to *sums unless it is null. Returns true when a
-/// non-finite x was found.
-inline bool encode_scalar(const float* grad, float* residual, std::size_t elements,
-                          const Quantiser& quantiser, std::byte* out, UnitSums* sums) noexcept {
+/// packed_bytes(elements) bytes, absent elements as 00. Adds to the lanes of a block, whose element `first`
+/// is the first of these, unless lanes is null. Returns true when a non-finite x was found.
+inline bool encode_block_scalar(const float* grad, float* residual, std::size_t elements,
+                                const Quantiser& quantiser, std::byte* out, BlockLanes* lanes,
+                                std::size_t first = 0) noexcept {
   const float threshold = quantiser.effective_threshold();
   bool nonfinite = false;
   std::fill_n(out, packed_bytes(elements), std::byte{0});
@@ -126,10 +112,22 @@ inline bool encode_scalar(const float* grad, float* residual, std::size_t elemen
     const unsigned code = code_of(x, threshold);
     out[i / 4] |= static_cast<std::byte>(code << code_shift(i));
     if (residual != nullptr) residual[i] = rest_of(x, code, quantiser.level);
-    if (sums == nullptr) continue;
-    sums->all[i % UnitSums::kLanes] += magnitude(x);
-    sums->selected[i % UnitSums::kLanes] += code != 0 ? magnitude(x) : 0.0f;
-    sums->selected_count += code != 0;
+    if (lanes != nullptr) lanes->add(first + i, magnitude(x), code != 0);
+  }
+  return nonfinite;
+}
+
+/// The same of elements that begin a block of a unit, whose sums are appended unless sums is null. All calls
+/// but a unit's last are of whole blocks.
+inline bool encode_scalar(const float* grad, float* residual, std::size_t elements,
+                          const Quantiser& quantiser, std::byte* out, UnitSums* sums) noexcept {
+  if (sums == nullptr) return encode_block_scalar(grad, residual, elements, quantiser, out, nullptr);
+  bool nonfinite = false;
+  for (std::size_t i = 0; i < elements; i += kBlockElements) {
+    BlockLanes lanes;
+    nonfinite |= encode_block_scalar(grad + i, residual == nullptr ? nullptr : residual + i,
+                                     std::min(kBlockElements, elements - i), quantiser, out + i / 4, &lanes);
+    sums->append(lanes);
   }
   return nonfinite;
 }
@@ -153,15 +151,23 @@ inline bool encode_bf16_scalar(const float* grad, std::byte* residual, std::size
   return nonfinite;
 }
 
-/// Adds to *sums what encode_scalar() would add, for |x| >= threshold, and changes nothing else.
-inline void measure_scalar(const float* grad, const float* residual, std::size_t elements, float threshold,
-                           UnitSums* sums) noexcept {
+/// Adds to the lanes what encode_block_scalar() would add, for |x| >= threshold, and changes nothing else.
+inline void measure_block_scalar(const float* grad, const float* residual, std::size_t elements,
+                                 float threshold, BlockLanes* lanes, std::size_t first = 0) noexcept {
   for (std::size_t i = 0; i < elements; ++i) {
     const float x = magnitude(residual == nullptr ? grad[i] : residual[i] + grad[i]);
-    if (!is_finite(x)) continue;
-    sums->all[i % UnitSums::kLanes] += x;
-    sums->selected[i % UnitSums::kLanes] += x >= threshold ? x : 0.0f;
-    sums->selected_count += x >= threshold;
+    if (is_finite(x)) lanes->add(first + i, x, x >= threshold);
+  }
+}
+
+/// Appends to *sums what encode_scalar() would append, for |x| >= threshold, and changes nothing else.
+inline void measure_scalar(const float* grad, const float* residual, std::size_t elements, float threshold,
+                           UnitSums* sums) noexcept {
+  for (std::size_t i = 0; i < elements; i += kBlockElements) {
+    BlockLanes lanes;
+    measure_block_scalar(grad + i, residual == nullptr ? nullptr : residual + i,
+                         std::min(kBlockElements, elements - i), threshold, &lanes);
+    sums->append(lanes);
   }
 }
 

@@ -45,7 +45,7 @@ std::uint32_t PlanesToFloats(const std::byte* planes, std::size_t ways, std::siz
 #else
 
 namespace hn = hwy::HWY_NAMESPACE;
-using Floats = hn::CappedTag<float, UnitSums::kLanes>;
+using Floats = hn::CappedTag<float, 16>;
 using Ints = hn::RebindToSigned<Floats>;
 using Words = hn::RebindToUnsigned<Floats>;
 using Bytes = hn::CappedTag<std::uint8_t, 64>;

@@ -8,7 +8,8 @@ from __future__ import annotations
 import numpy as np
 
 UNIT = 65536  # elements that share one agreed scale
-LANES = 16
+BLOCK = 1024  # elements that are summed by themselves
+LANES = 64
 
 Floats = np.ndarray  # float32, shape (n,)
 Codes = np.ndarray  # int8 in {-1, 0, 1}, shape (n,)
@@ -74,17 +75,26 @@ def round_to_8_bits(value: float) -> np.float32:
     return np.uint32(min(rounded, 0x7F7F0000)).view(np.float32)
 
 
+def fold(values: Floats) -> Floats:
+    """Adds the upper half of the last axis to the lower one until one is left."""
+    while values.shape[-1] > 1:
+        half = values.shape[-1] // 2
+        values = values[..., :half] + values[..., half:]
+    return values[..., 0]
+
+
 def lane_sum(values: Floats) -> np.float32:
-    """Sums in the written order: element i to lane i % 16, then lanes i and i + 8, + 4, + 2, + 1."""
-    padded = np.zeros((values.size + LANES - 1) // LANES * LANES, np.float32)
+    """Sums at most a unit in the written order: in a block of 1024, element i to lane i % 64 in order of i; lanes fold,
+    then blocks.
+    """
+    padded = np.zeros(UNIT, np.float32)
     padded[: values.size] = values
-    lanes = np.zeros(LANES, np.float32)
+    blocks = padded.reshape(UNIT // BLOCK, BLOCK // LANES, LANES)
+    lanes = np.zeros((UNIT // BLOCK, LANES), np.float32)
     with np.errstate(over="ignore"):
-        for row in padded.reshape(-1, LANES):
-            lanes = lanes + row
-        while lanes.size > 1:
-            lanes = lanes[: lanes.size // 2] + lanes[lanes.size // 2 :]
-    return min(lanes[0], np.finfo(np.float32).max)
+        for row in range(BLOCK // LANES):
+            lanes = lanes + blocks[:, row]
+        return min(fold(fold(lanes)), np.finfo(np.float32).max)
 
 
 def encode_auto(

@@ -21,6 +21,10 @@ class CppBackend {
   void each(std::size_t items, const Work& work) {
     for_each_item(thrust::cpp::par, items, work);
   }
+  template <typename Work>
+  void fold(std::size_t groups, const Work& work) {
+    each(groups, FoldGroup<Work>{work});
+  }
 };
 
 class ThreadsBackend {
@@ -36,6 +40,10 @@ class ThreadsBackend {
         for (std::size_t i = t; i < items; i += kThreads) work(i);
       });
     }
+  }
+  template <typename Work>
+  void fold(std::size_t groups, const Work& work) {
+    each(groups, FoldGroup<Work>{work});
   }
 };
 

@@ -64,6 +64,10 @@ class StreamsBackend {
   void each(std::size_t items, const Work& work) const {
     stream_->enqueue([items, work] { for_each_item(thrust::cpp::par, items, work); });
   }
+  template <typename Work>
+  void fold(std::size_t groups, const Work& work) const {
+    each(groups, FoldGroup<Work>{work});
+  }
 
  private:
   HostStream* stream_;

@@ -17,6 +17,7 @@ constexpr float kThreshold = kRoughThreshold;
 std::vector<std::size_t> sizes() {
   std::vector<std::size_t> all;
   for (std::size_t n = 1; n <= 200; ++n) all.push_back(n);
+  for (std::size_t n : {1023, 1024, 1025, 2047, 2048, 2112}) all.push_back(n);
   for (std::size_t n = 4095; n <= 4099; ++n) all.push_back(n);
   for (std::size_t n = 65535; n <= 65537; ++n) all.push_back(n);
   all.push_back(200003);
@@ -26,7 +27,12 @@ std::vector<std::size_t> sizes() {
 bool equal(const UnitSums& a, const UnitSums& b) {
   return std::memcmp(a.all.data(), b.all.data(), sizeof a.all) == 0 &&
          std::memcmp(a.selected.data(), b.selected.data(), sizeof a.selected) == 0 &&
-         a.selected_count == b.selected_count;
+         a.selected_count == b.selected_count && a.blocks == b.blocks;
+}
+
+/// A unit of which a block has been measured already, if there is room for the elements then.
+UnitSums begun_unit(std::size_t elements) {
+  return elements <= kUnitElements - kBlockElements ? UnitSums{{1.5f}, {0.5f}, 3, 1} : UnitSums{};
 }
 
 void check_encode(std::size_t elements, const Quantiser& quantiser, bool with_residual, bool with_sums,
@@ -36,7 +42,7 @@ void check_encode(std::size_t elements, const Quantiser& quantiser, bool with_re
   std::vector<float> residual = expected_residual;
   std::vector<std::byte> expected(packed_bytes(elements) + 1, std::byte{0xee});
   std::vector<std::byte> out = expected;
-  UnitSums expected_sums{{1.5f}, {0.5f}, 3};
+  UnitSums expected_sums = begun_unit(elements);
   UnitSums sums = expected_sums;
   const bool expected_flag =
       encode_scalar(grad.data(), with_residual ? expected_residual.data() : nullptr, elements, quantiser,
@@ -57,7 +63,9 @@ TEST(TwoBitKernels, EncodeEqualsScalar) {
         for (bool with_residual : {false, true}) {
           check_encode(elements, {kThreshold, kThreshold, NonFinite::kSkip}, with_residual, false, rarity);
           check_encode(elements, {kThreshold, kThreshold, NonFinite::kMxnet}, with_residual, false, rarity);
-          check_encode(elements, {kThreshold, 0.71f, NonFinite::kSkip}, with_residual, true, rarity);
+          if (elements <= kUnitElements) {
+            check_encode(elements, {kThreshold, 0.71f, NonFinite::kSkip}, with_residual, true, rarity);
+          }
           if (testing::Test::HasFatalFailure()) return;
         }
       }
@@ -70,10 +78,11 @@ TEST(TwoBitKernels, EncodeEqualsScalar) {
 TEST(TwoBitKernels, MeasureEqualsScalar) {
   on_every_target([] {
     for (std::size_t elements : sizes()) {
+      if (elements > kUnitElements) continue;
       const std::vector<float> grad = rough_values(elements, 5, 7);
       const std::vector<float> residual = rough_values(elements, 6, 7);
       for (const float* kept : {static_cast<const float*>(nullptr), residual.data()}) {
-        UnitSums expected{{2.5f}, {1.0f}, 1};
+        UnitSums expected = begun_unit(elements);
         UnitSums sums = expected;
         measure_scalar(grad.data(), kept, elements, kThreshold, &expected);
         measure(grad.data(), kept, elements, kThreshold, &sums);
@@ -197,13 +206,33 @@ TEST(TwoBitScalar, CountBits) {
   EXPECT_EQ(count_bits(128), 9u);
 }
 
-TEST(TwoBitScalar, FoldAddsHalvesAndClamps) {
+TEST(UnitSums, FoldAddsHalves) {
+  std::array<float, 16> values;
+  for (std::size_t i = 0; i < 16; ++i) values[i] = static_cast<float>(1u << i);
+  EXPECT_EQ(fold(values), 65535.0f);
+  // 1 is lost beside 2^24, and 1 + 1 is not: they meet first.
+  EXPECT_EQ(fold(std::array<float, 4>{16777216.0f, 1, 0, 1}), 16777218.0f);
+}
+
+TEST(UnitSums, AnInfiniteSumIsTheLargestFloat) {
   UnitSums sums;
-  for (std::size_t i = 0; i < 16; ++i) sums.all[i] = static_cast<float>(1u << i);
-  EXPECT_EQ(UnitSums::fold(sums.all), 65535.0f);
-  sums.all[3] = std::numeric_limits<float>::max();
-  sums.all[4] = std::numeric_limits<float>::max();
-  EXPECT_EQ(UnitSums::fold(sums.all), std::numeric_limits<float>::max());
+  sums.all[3] = sums.all[4] = std::numeric_limits<float>::max();
+  EXPECT_EQ(sums.sum_all(), std::numeric_limits<float>::max());
+  EXPECT_EQ(sums.sum_selected(), 0.0f);
+}
+
+TEST(UnitSums, ElementsGoToLanesOfTheirBlock) {
+  std::vector<float> grad(kBlockElements + kSumLanes + 2);
+  grad[1] = grad[1 + kSumLanes] = 2;      // one lane of the first block
+  grad[kBlockElements + kSumLanes] = -3;  // the second block
+  UnitSums sums;
+  measure_scalar(grad.data(), nullptr, grad.size(), 2.5f, &sums);
+  EXPECT_EQ(sums.blocks, 2u);
+  EXPECT_EQ(sums.all[0], 4.0f);
+  EXPECT_EQ(sums.all[1], 3.0f);
+  EXPECT_EQ(sums.selected[0], 0.0f);
+  EXPECT_EQ(sums.selected[1], 3.0f);
+  EXPECT_EQ(sums.selected_count, 1u);
 }
 
 }  // namespace

@@ -1,0 +1,70 @@
+// Sums of |x| over one codec unit in one written order, which CPUs and devices follow alike.
+//
+// A unit is cut into blocks of 1024 elements. In a block, element i goes to lane i % 64, in order of i, in
+// float32 without FMA. Lanes i and i + 32 are added, then i + 16, ..., i + 1; then a unit's 64 blocks in the
+// same way. So a block is 16 additions deep, 64 lanes are as wide as the widest vectors, and blocks do not
+// wait for each other. Absent elements and blocks count as 0.
+//
+// Threading: all functions are pure.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+
+#include "compress/codec.h"
+#include "compress/payload/host_device.h"
+
+namespace gradwire::compress::two_bit {
+
+inline constexpr std::size_t kSumLanes = 64;
+inline constexpr std::size_t kBlockElements = 1024;
+inline constexpr std::size_t kUnitBlocks = kUnitElements / kBlockElements;
+
+/// Adds the upper half of the values to the lower one until one is left.
+template <std::size_t kValues>
+GRADWIRE_HOST_DEVICE float fold(std::array<float, kValues> values) noexcept {
+  for (std::size_t half = kValues / 2; half > 0; half /= 2) {
+    for (std::size_t i = 0; i < half; ++i) values[i] += values[i + half];
+  }
+  return values[0];
+}
+
+/// A unit's sum as payloads have it: infinity is the largest float.
+GRADWIRE_HOST_DEVICE inline float saturated(float sum) noexcept {
+  return sum < std::numeric_limits<float>::max() ? sum : std::numeric_limits<float>::max();
+}
+
+/// What the lanes of one block hold.
+struct BlockLanes {
+  std::array<float, kSumLanes> all{};       ///< of finite x
+  std::array<float, kSumLanes> selected{};  ///< of sent x
+  std::uint32_t selected_count = 0;
+
+  /// Adds element i of the block, of magnitude x.
+  void add(std::size_t i, float x, bool sent) noexcept {
+    all[i % kSumLanes] += x;
+    selected[i % kSumLanes] += sent ? x : 0.0f;
+    selected_count += sent ? 1 : 0;
+  }
+};
+
+/// What the blocks of one unit hold, as far as they were appended.
+struct UnitSums {
+  std::array<float, kUnitBlocks> all{};
+  std::array<float, kUnitBlocks> selected{};
+  std::uint32_t selected_count = 0;
+  std::size_t blocks = 0;
+
+  void append(const BlockLanes& lanes) noexcept {
+    all[blocks] = fold(lanes.all);
+    selected[blocks] = fold(lanes.selected);
+    selected_count += lanes.selected_count;
+    ++blocks;
+  }
+  float sum_all() const noexcept { return saturated(fold(all)); }
+  float sum_selected() const noexcept { return saturated(fold(selected)); }
+};
+
+}  // namespace gradwire::compress::two_bit
