@@ -117,6 +117,8 @@ def _show(found: list[dict[str, Any]], console: Console) -> None:
 
     print_table(_table(found), console)
     grammar = Table.grid(padding=(0, 2))
+    for _ in range(3):
+        grammar.add_column(overflow="fold")
     for form, example, meaning in _GRAMMAR:
         grammar.add_row(f"  {form}", example, meaning)
     console.print("\n[bold]How to write a codec[/bold]")
@@ -136,8 +138,8 @@ def _table(found: list[dict[str, Any]]) -> Table:
     table.add_column("codec", no_wrap=True)
     table.add_column("bits an\nelement", justify="right", no_wrap=True)
     table.add_column("exact\nsums", no_wrap=True)
-    table.add_column("parameters and defaults", min_width=28)
-    table.add_column("what it is", min_width=24)
+    table.add_column("parameters and defaults", min_width=20)
+    table.add_column("what it is", min_width=20)
     for row in found:
         parameters = ", ".join(f"{p['name']}={p['default']}" for p in row["parameters"])
         table.add_row(

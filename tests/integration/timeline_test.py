@@ -151,13 +151,13 @@ def test_the_others_parts_are_merged_when_a_rank_dies(tmp_path: Path) -> None:
 def test_a_job_without_a_store_has_no_timeline_and_says_so(tmp_path: Path) -> None:
     ended = run_to_the_end(tmp_path, ["--timeline", str(tmp_path / "out.json"), "true"], servers=0)
     assert ended.code == 1, str(ended)
-    assert "no process has left a part" in ended.err
+    assert "no process has written a part" in ended.err
 
 
 def test_a_place_that_cannot_be_written_to_is_refused_before_the_job(tmp_path: Path) -> None:
     ended = run_to_the_end(tmp_path, ["--timeline", str(tmp_path / "none" / "out.json"), "true"], servers=0)
     assert ended.code == 2, str(ended)
-    assert "expected a file in a folder that is there" in ended.err
+    assert "expected a file in an existing folder" in ended.err
 
 
 def test_a_job_without_the_launcher_leaves_its_parts(tmp_path: Path) -> None:

@@ -296,7 +296,7 @@ def test_replicas_reach_the_workers_and_need_another_server() -> None:
     for launcher in ("mpi", "slurm"):
         done = gradwire("run", "-n", "2", "-s", "2", "--launcher", launcher, "--replicas", "1", "true")
         assert done.returncode == 2
-        assert f"with --launcher {launcher}, under which all processes end" in done.stderr
+        assert f"with --launcher {launcher}, where all processes end" in done.stderr
 
 
 def test_compression_reaches_the_workers() -> None:

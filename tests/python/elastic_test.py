@@ -183,8 +183,8 @@ def test_without_a_store_there_is_nothing_to_go_on_in() -> None:
 @pytest.mark.parametrize(
     ("variables", "arguments", "words"),
     [
-        ({}, {"restarts": 2}, "--restarts 2 needs a job that goes on"),
-        ({}, {"joins": "tcp://10.0.0.1:4"}, "needs a job that goes on"),
+        ({}, {"restarts": 2}, "--restarts 2 needs --on-failure continue"),
+        ({}, {"joins": "tcp://10.0.0.1:4"}, "needs --on-failure continue"),
         (
             {"GRADWIRE_ON_FAILURE": "continue", "GRADWIRE_MIN_WORKERS": "5"},
             {},

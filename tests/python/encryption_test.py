@@ -177,7 +177,7 @@ def test_a_new_key_is_a_key() -> None:
 
 def test_what_is_no_key_is_not_repeated() -> None:
     for text in (KEY[1:], KEY + "0", KEY[:-1] + "g"):
-        with pytest.raises(ValueError, match=f"^{len(text)} characters that are no job key") as caught:
+        with pytest.raises(ValueError, match=f"^{len(text)} characters that are not a job key") as caught:
             encryption.parse_job_key(text)
         assert "0123456789" not in str(caught.value)
     with pytest.raises(ValueError, match="settings: GRADWIRE_JOB_KEY: 127 characters") as caught:
@@ -222,7 +222,7 @@ def test_a_scheduler_that_strangers_can_join_warns(monkeypatch: pytest.MonkeyPat
 def test_a_key_stands_in_no_settings_file(tmp_path: Path) -> None:
     file = tmp_path / "settings.json"
     file.write_text(json.dumps({"settings": {"job_key": KEY}}))
-    with pytest.raises(ValueError, match="has job_key, which is of one process or one job") as caught:
+    with pytest.raises(ValueError, match="has job_key, which belongs to one process or one job") as caught:
         settings_file.load(file, ["job_key"])
     assert "0123456789" not in str(caught.value)
 

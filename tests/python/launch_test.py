@@ -420,7 +420,7 @@ def test_who_fails_when_others_have_come_to_the_end_is_not_replaced(folder: Path
     variables = LASTING | {"FAKE_SECONDS": "3"}
     result = said.run(python(program + _OUTLIVES), workers, env=variables, restarts=2, timeout=SECONDS)
     assert (result.exit_code, result.failed_role, result.restarted, len(result.lost)) == (0, None, 0, 1)
-    assert any("exit code 5; others have come to the end of the job" in text for text in said.said), said.said
+    assert any("exit code 5; other workers have finished the job" in text for text in said.said), said.said
 
 
 def test_a_job_of_which_nobody_is_left_ends_with_a_workers_own_code(folder: Path) -> None:

@@ -81,7 +81,7 @@ def test_this_machine_alone_stays_on_loopback() -> None:
         *(
             (
                 {"launcher": launcher, **options},
-                f"{named}.* with --launcher {launcher}, under which all processes end",
+                f"{named}.* with --launcher {launcher}, where all processes end",
             )
             for launcher in ("mpi", "slurm", "sge", "yarn", "kubernetes")
             for options, named in (
@@ -98,14 +98,14 @@ def test_this_machine_alone_stays_on_loopback() -> None:
         *(
             (
                 {"launcher": launcher, "ssh": ("ssh", "-p", "2222")},
-                f"'ssh -p 2222' .* needs --launcher ssh or mpi; {launcher} connects to no host by it",
+                f"'ssh -p 2222' .* needs --launcher ssh or mpi; {launcher} does not use ssh",
             )
             for launcher in ("local", "slurm", "sge", "yarn", "kubernetes")
         ),
         ({"queue": "all.q"}, "--queue all.q needs --launcher sge or yarn; ssh has no queues"),
         (
             {"cores": 2},
-            "--cores needs --launcher yarn or kubernetes; ssh is not told how much of a machine",
+            "--cores needs --launcher yarn or kubernetes; ssh does not limit processes",
         ),
         ({"memory": 1 << 30}, "--memory needs --launcher yarn or kubernetes"),
         ({"launcher": "yarn", "memory": 5}, "--memory 5 bytes: expected 1MiB or more, such as 4GB"),
@@ -116,7 +116,7 @@ def test_this_machine_alone_stays_on_loopback() -> None:
         ({"launcher": "sge", "copy_to": "x"}, "--sync-dst-dir x needs --launcher ssh or mpi"),
         (
             {"launcher": "sge", "env": {"GRADWIRE_PLACEMENT": "auto"}},
-            "--placement auto .* with --launcher sge: workers would meet on a machine that nobody knows yet",
+            "--placement auto .* with --launcher sge: the machine of the rendezvous is not known yet",
         ),
         ({"image": "x"}, "--image x needs --launcher kubernetes"),
         ({"namespace": "x"}, "--namespace x needs --launcher kubernetes"),
@@ -124,7 +124,7 @@ def test_this_machine_alone_stays_on_loopback() -> None:
         ({"launcher": "kubernetes", "image": "x", "hosts": "a:2"}, "-H a:2 .* leave -H out$"),
         (
             {"launcher": "kubernetes", "image": "x", "env": {"GRADWIRE_TIMELINE": "f"}},
-            "--timeline with --launcher kubernetes: what pods write to files ends with them",
+            "--timeline with --launcher kubernetes: files of pods are deleted with them",
         ),
     ],
 )

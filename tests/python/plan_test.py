@@ -264,7 +264,7 @@ def test_codec_speeds_of_another_shape_are_refused_by_their_file(tmp_path: Path,
     file = tmp_path / "speeds.json"
     file.write_bytes(text if isinstance(text, bytes) else text.encode())
     with pytest.raises(
-        ValueError, match=r"--codec-speeds .*speeds\.json cannot be taken .* bench codec --json"
+        ValueError, match=r"--codec-speeds .*speeds\.json cannot be used .* bench codec --json"
     ):
         calibration.measure(print, file)
 

@@ -124,7 +124,7 @@ def test_servers_that_listen_beyond_this_machine_are_encrypted() -> None:
         (
             1,
             {"worker": {"GRADWIRE_STREAMS": "2"}},
-            "--env-worker GRADWIRE_STREAMS: all processes of a job must be told that alike: give it by --env",
+            "--env-worker GRADWIRE_STREAMS: all processes of a job must have the same value: give it by --env",
         ),
         (1, {"server": {"GRADWIRE_SERVER_THREADS": "x"}}, "GRADWIRE_SERVER_THREADS: 'x' is not valid"),
         (1, {"worker": {"GRADWIRE_JOB_KEY": "k"}}, "GRADWIRE_JOB_KEY was given for the job's processes"),

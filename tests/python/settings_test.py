@@ -127,7 +127,7 @@ def test_one_bad_setting_does_not_hide_the_others() -> None:
 def test_unknown_variables_get_the_nearest_name() -> None:
     environ = {"GRADWIRE_RNAK": "1", "GRADWIRE_RANK": "1", "OTHER": "1"}
     assert settings.unknown_variables(environ) == [
-        "GRADWIRE_RNAK is set but no setting has this name: did you mean GRADWIRE_RANK?"
+        "GRADWIRE_RNAK is set, but is not a setting: did you mean GRADWIRE_RANK?"
     ]
     with pytest.warns(UserWarning, match="did you mean GRADWIRE_RANK"):
         settings.warn_unknown_variables(environ)

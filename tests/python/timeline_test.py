@@ -218,7 +218,7 @@ def test_a_recording_refuses_a_folder_that_holds_something_else(tmp_path: Path) 
     parts.mkdir()
     for name in ("thesis.tex", "worker-0.jsonl"):
         (parts / name).write_text("mine")
-    with pytest.raises(ValueError, match=r"out\.json: .*thesis\.tex is no part of a timeline"):
+    with pytest.raises(ValueError, match=r"out\.json: .*thesis\.tex is not part of a trace"):
         Recording(tmp_path / "out.json")
     assert len(list(parts.iterdir())) == 2
 
@@ -268,7 +268,7 @@ def test_the_mark_goes_and_the_parts_stay(tmp_path: Path) -> None:
 
 
 def test_a_folder_without_parts_says_who_writes_them(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"no process has left a part in .*gradwire\.kv\.create"):
+    with pytest.raises(ValueError, match=r"no process has written a part to .*gradwire\.kv\.create"):
         merge_folder(tmp_path)
 
 
@@ -307,7 +307,7 @@ def test_a_part_is_read_as_it_was_written(tmp_path: Path) -> None:
 def test_a_damaged_part_is_refused_by_its_line(tmp_path: Path, text: str, line: int) -> None:
     path = tmp_path / "worker-0.jsonl"
     path.write_text(text)
-    with pytest.raises(ValueError, match=rf"line {line} of .*worker-0.jsonl is not what a process writes"):
+    with pytest.raises(ValueError, match=rf"line {line} of .*worker-0.jsonl is not a line of a trace"):
         read_part(path)
 
 
@@ -344,14 +344,14 @@ def test_arrows_lead_from_a_push_to_its_answer() -> None:
 @pytest.mark.parametrize(
     ("text", "why"),
     [
-        ("{", "is not whole JSON"),
-        ("[]", "is JSON but no timeline of gradwire"),
-        ('{"traceEvents": []}', "is JSON but no timeline of gradwire"),
+        ("{", "is not complete JSON"),
+        ("[]", "is JSON but not a trace of gradwire"),
+        ('{"traceEvents": []}', "is JSON but not a trace of gradwire"),
         ('{"otherData": {"gradwire": {"version": 99}}, "traceEvents": []}', "another version"),
         (
             '{"otherData": {"gradwire": {"version": 1, "workers": 1, "servers": 1, "store": "local"}}, "traceEvents": '
             '[{"ph": "X", "pid": 1, "cat": "sum", "ts": Infinity, "dur": 0, "name": "w", "args": {}}]}',
-            "is JSON but no timeline of gradwire (OverflowError",
+            "is JSON but not a trace of gradwire (OverflowError",
         ),
     ],
 )
@@ -366,7 +366,7 @@ def test_a_broken_file_is_an_error_that_says_what_was_expected(tmp_path: Path, t
 
 def test_bytes_that_are_no_text_are_such_an_error_too(tmp_path: Path) -> None:
     (tmp_path / "out.json").write_bytes(b"\xff\xfe\x00")
-    assert "is not whole JSON" in gradwire("timeline", str(tmp_path / "out.json")).stderr
+    assert "is not complete JSON" in gradwire("timeline", str(tmp_path / "out.json")).stderr
 
 
 def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:

@@ -77,8 +77,8 @@ def test_a_log_on_a_full_disk_is_a_warning_and_the_others_are_kept(folder: Path)
             keep(Line("worker", 0, "stdout", text))
             keep(Line("worker", 0, "stderr", text))
     assert said == [
-        f"{logs}/worker-0.stdout cannot be written (No space left on device): the job goes on, and its further lines "
-        "are not kept"
+        f"{logs}/worker-0.stdout cannot be written (No space left on device): the job goes on, and further lines "
+        "are not written there"
     ]
     assert (logs / "worker-0.stderr").read_text() == "one\ntwo\n"
     done = run("--output-dir", str(logs))

@@ -126,7 +126,7 @@ def test_a_service_that_yarn_gives_up_ends_the_wait(
     containers = Containers(2)
     containers.connect(b"token 1\n")
     assert yarn_agent.watch(containers.tasks, "gradwire-0a", containers.failure) == 1
-    assert "YARN says that service gradwire-0a is FAILED" in capfd.readouterr().err
+    assert "YARN reports service gradwire-0a as FAILED" in capfd.readouterr().err
 
 
 @pytest.mark.parametrize(

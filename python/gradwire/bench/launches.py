@@ -157,7 +157,7 @@ def take_turns(
                 between = Interrupted(f"{plan.command}: stopped by SIGINT", 128 + signal.SIGINT)
                 return replace(turns, interruption=between)
             except BenchFailed as failure:
-                say(f"{failure}\n{system.label} failed; the others go on")
+                say(f"{failure}\n{system.label} failed; the others continue")
                 turns.launches[place].clear()
                 turns.failures[place] = failure
             else:

@@ -113,7 +113,7 @@ def _make(home: Path, python: Path) -> None:
     found = next(filter(None, map(shutil.which, _PYTHONS)), None)
     if found is None:
         raise PeerUnavailable(
-            f"mxnet: no {', '.join(_PYTHONS)} on PATH, and MXNet 1.9.1 runs on no other: install one, "
+            f"mxnet: no {', '.join(_PYTHONS)} on PATH, and MXNet 1.9.1 needs one of these: install one, "
             "or give --mxnet-python"
         )
     _demand([found, "-m", "venv", str(home)], "an environment could not be made")

@@ -99,4 +99,4 @@ def _require_mpi() -> None:
         last = (tried.stderr.strip() or "no output").splitlines()[-1]
         raise PeerUnavailable(f"openmpi: {sys.executable} has no working mpi4py ({last}): install mpi4py")
     if not tried.stdout.startswith("Open MPI"):
-        raise PeerUnavailable(f"openmpi: mpi4py has found another MPI: {tried.stdout.splitlines()[0]}")
+        raise PeerUnavailable(f"openmpi: mpi4py uses another MPI: {tried.stdout.splitlines()[0]}")

@@ -188,8 +188,7 @@ class RunOptions:
             say(f"runs under faults: {spec}")
         if self.min_workers is not None and not goes_on:
             raise ValueError(
-                f"run: --min-workers {self.min_workers} counts where the job goes on without workers that die: give "
-                "--on-failure continue too, or leave it out"
+                f"run: --min-workers {self.min_workers} needs --on-failure continue: give that too, or leave it out"
             )
 
     def request(self, recording: Recording | None, show: Prefixer) -> Request:

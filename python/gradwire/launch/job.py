@@ -461,7 +461,7 @@ def _role_variables(given: Mapping[str, Mapping[str, str]], servers: int) -> dic
         for name in variables:
             what = f"run: --env-{role} {name}"  # without its value, which may be a secret
             if name in _OF_ALL_ROLES:
-                raise ValueError(f"{what}: all processes of a job must be told that alike: give it by --env")
+                raise ValueError(f"{what}: all processes of a job must have the same value: give it by --env")
             if role == "server" and not servers:
                 raise ValueError(f"{what}: no server is started here: give -s 1 or more, or leave it out")
     return {
@@ -513,7 +513,7 @@ def _given_key(settings: Settings, joins: str | None) -> encryption.JobKey | Non
 def _check_membership(settings: Settings, workers: int, restarts: int, joins: str | None) -> None:
     if settings.on_failure == "abort" and (restarts or joins):
         what = f"--restarts {restarts}" if restarts else f"--join {joins}"
-        raise ValueError(f"run: {what} needs a job that goes on: give --on-failure continue")
+        raise ValueError(f"run: {what} needs --on-failure continue")
     if restarts < 0:
         raise ValueError(f"run: --restarts {restarts}: expected 0 or more")
     if joins is not None:

@@ -136,7 +136,7 @@ def _require_one_death_at_a_time(request: Request) -> None:
     asked += [f"--join {request.joins}"] if request.joins else []
     if asked:
         raise ValueError(
-            f"run: {asked[0]} with --launcher {request.launcher}, under which all processes end with the first that "
+            f"run: {asked[0]} with --launcher {request.launcher}, where all processes end when one "
             "dies: use --launcher ssh or local, or leave it out"
         )
 
@@ -151,13 +151,13 @@ def _require_options_of(request: Request) -> None:
     for option, size in (("--cores", request.cores), ("--memory", request.memory)):
         if size is not None and not row.has_sizes:
             raise ValueError(
-                f"run: {option} needs --launcher {_names(lambda row: row.has_sizes)}; {launcher} is not told how "
-                "much of a machine a process takes: leave it out"
+                f"run: {option} needs --launcher {_names(lambda row: row.has_sizes)}; {launcher} does not "
+                "limit processes: leave it out"
             )
     if request.stdin_rank is not None and launcher != "local":
         raise ValueError(
             f"run: --stdin {request.stdin_rank} or --debug {request.stdin_rank} needs --launcher local; workers of "
-            f"{launcher} run where nobody can hand them this stdin: leave it out"
+            f"{launcher} run where this stdin cannot reach them: leave it out"
         )
     if request.memory is not None and request.memory < _LEAST_MEMORY:
         raise ValueError(f"run: --memory {request.memory} bytes: expected 1MiB or more, such as 4GB")
@@ -168,7 +168,7 @@ def _require_options_of(request: Request) -> None:
         ours = _names(lambda row: row.over_ssh)
         raise ValueError(
             f"run: {shlex.join(request.ssh)!r} (--ssh, with -p and -i) needs --launcher {ours}; {launcher} "
-            "connects to no host by it: leave it out"
+            "does not use ssh: leave it out"
         )
     if row.picks_hosts:
         _require_no_known_machines(request)
@@ -188,8 +188,8 @@ def _require_no_known_machines(request: Request) -> None:
         )
     if {**os.environ, **request.env}.get("GRADWIRE_PLACEMENT", "off") != "off":
         raise ValueError(
-            f"run: --placement auto (GRADWIRE_PLACEMENT) with --launcher {launcher}: workers would meet on a machine "
-            "that nobody knows yet; give -s for servers, or a store without any"
+            f"run: --placement auto (GRADWIRE_PLACEMENT) with --launcher {launcher}: the machine of the "
+            "rendezvous is not known yet; give -s for servers, or use a store without servers"
         )
 
 
@@ -200,7 +200,7 @@ def _kubernetes_job(request: Request) -> kubernetes.KubernetesJob:
         )
     if "GRADWIRE_TIMELINE" in request.env:
         raise ValueError(
-            "run: --timeline with --launcher kubernetes: what pods write to files ends with them; leave it out"
+            "run: --timeline with --launcher kubernetes: files of pods are deleted with them; leave it out"
         )
     return kubernetes.make_kubernetes_job(
         request.command,
@@ -231,7 +231,7 @@ def manifest(request: Request) -> str:
 
 def _run_here(request: Request, output: Callable[[Line], None], report: Callable[[str], None]) -> JobResult:
     if request.copy_to is not None:
-        raise ValueError("run: --sync-dst-dir needs --launcher ssh or mpi; local runs where you are")
+        raise ValueError("run: --sync-dst-dir needs --launcher ssh or mpi; local runs in the current folder")
     if request.hosts is not None:
         for row in request.host_rows():
             if not is_this_machine(row.name):

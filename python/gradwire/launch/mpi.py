@@ -58,7 +58,7 @@ class MpiJob(StarterJob):
 def _by_mpirun(pid: int, number: signal.Signals) -> None:
     """Open MPI hands on SIGUSR1 and SIGUSR2 to all ranks, and of those here nothing else."""
     if number not in (signal.SIGUSR1, signal.SIGUSR2):
-        raise NotHandedOnError("mpirun hands on SIGUSR1 and SIGUSR2 only to ranks on other hosts")
+        raise NotHandedOnError("mpirun forwards only SIGUSR1 and SIGUSR2 to ranks on other hosts")
     os.kill(pid, number)
 
 

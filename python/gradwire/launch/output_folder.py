@@ -49,7 +49,7 @@ class OutputFolder:
         self._close(self._files.get(path.name))
         self._files[path.name] = None
         self._report(
-            f"{path} cannot be written ({error.strerror}): the job goes on, and its further lines are not kept"
+            f"{path} cannot be written ({error.strerror}): the job goes on, and further lines are not written there"
         )
 
     @staticmethod

@@ -263,7 +263,7 @@ class _Run:
         elif self.phase == "draining":
             if self.job.servers_asked_for:
                 names = ", ".join(child.name for child in self.alive)
-                self.report(f"all workers have ended and left {names} waiting; stopping")
+                self.report(f"all workers have ended and {names} still wait; stopping them")
             self._stop()
         elif self.phase == "failing" and self.patience:
             self._say_who_is_awaited()
@@ -442,9 +442,9 @@ class _Run:
         if fails and self._is_mirrored(child):
             if self.phase == "running":
                 # Whether the job goes on without it is the scheduler's to say, which then ends with it.
-                self.report(f"{words}; another server mirrors it, and the job goes on while that lives")
+                self.report(f"{words}; another server mirrors it, so the job goes on")
             else:  # one that was taken for dead may wake only now, and ends as it is told to
-                self.report(f"{words}; all workers have ended, and need it no more")
+                self.report(f"{words}; all workers have ended and no longer need it")
         elif fails and self.phase == "failing":
             self.report(words)
             self._reconsider(child, words, shell_code(code))
@@ -499,7 +499,7 @@ class _Run:
             return False
         self.lost.append((child, words, shell_code(code)))
         if self.is_done:
-            self.report(f"{words}; others have come to the end of the job")
+            self.report(f"{words}; other workers have finished the job")
             return True
         if not self._has_workers():
             return False
@@ -566,7 +566,7 @@ class _Run:
     def _save(self) -> None:
         """Asks workers to end, and lets them save, for which they may need servers and scheduler."""
         if not self.job.lets_workers_save:
-            self.report("what has started the workers gives them no time to save (--grace); ending them")
+            self.report("this launcher gives workers no time to save (--grace); ending them")
             self._stop()
             return
         grace = self.job.settings.grace_period
@@ -610,7 +610,7 @@ class _Run:
 
     def _hand_on(self, given: signal.Signals) -> None:
         if not self._has_workers():
-            self.report(f"{given.name}: there is no worker to hand it to")
+            self.report(f"{given.name}: there is no worker to pass it on to")
         for child in self._workers():
             try:
                 child.hand_on(given)

@@ -119,7 +119,7 @@ def of_bench(rows: Iterable[Mapping[str, Any]]) -> tuple[CodecSpeed, ...]:
             bits[row["codec"]] = row["bits_per_element"]
     except (KeyError, TypeError, ZeroDivisionError) as error:
         raise ValueError(
-            f"plan: these are not records of codecs' speeds ({type(error).__name__}: {error}): expected what `gradwire "
+            f"plan: these are not records of codec speeds ({type(error).__name__}: {error}): expected what `gradwire "
             "bench codec --json` writes"
         ) from None
     speeds = []
@@ -181,7 +181,7 @@ def _of_file(path: Path) -> tuple[CodecSpeed, ...]:
         return of_bench(json.loads(path.read_text(encoding="utf-8")))
     except ValueError as error:  # also: neither JSON nor text
         raise ValueError(
-            f"plan: --codec-speeds {path} cannot be taken ({str(error).removeprefix('plan: ')}); expected the file of "
+            f"plan: --codec-speeds {path} cannot be used ({str(error).removeprefix('plan: ')}); expected the file of "
             "`gradwire bench codec --json FILE`"
         ) from None
 

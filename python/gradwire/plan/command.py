@@ -253,9 +253,11 @@ def plan(
     if svg is not None and sweep is None:
         raise ValueError("plan: --svg draws a sweep: give --sweep bandwidth or --sweep workers")
     if copies > 1 and model is not None:
-        raise ValueError(f"plan: --copies {copies} times copies of a command: give one in place of --model")
+        raise ValueError(
+            f"plan: --copies {copies} profiles copies of a command: give a command in place of --model"
+        )
     if profile_file is not None and model is not None:
-        raise ValueError("plan: --profile keeps the profile of a command: give one in place of --model")
+        raise ValueError("plan: --profile keeps the profile of a command: give a command in place of --model")
     if step_time is not None and model is None:
         raise ValueError(
             f"plan: --step-time {step_time} needs --model: a command is profiled here, and has its own step time"
@@ -370,14 +372,22 @@ def _show(found: Answer, question: Question, console: Console, of_a_model: str) 
     )
     if profile.warning is not None:
         console.print(f"WARNING: {profile.warning}", style="bold yellow", highlight=False)
-    print_table(_table(found.predictions, found.best), console)
+    print_table(_fitting(found.predictions, found.best, console), console)
     for text in (found.left_out, found.reason):
         if text is not None:
             console.print(text, highlight=False)
 
 
-def _table(rows: Sequence[Prediction], best: Prediction | None) -> Table:
-    """A row for each prediction. What all have in common stands above it, or the table would be too wide."""
+def _fitting(rows: Sequence[Prediction], best: Prediction | None, console: Console) -> Table:
+    """Returns the table with whole words; where they do not fit, one in which codecs and placements may break."""
+    from gradwire.terminal.wide_table import fits
+
+    whole = _table(rows, best, breaks=False)
+    return whole if fits(whole, console) else _table(rows, best, breaks=True)
+
+
+def _table(rows: Sequence[Prediction], best: Prediction | None, *, breaks: bool) -> Table:
+    """Makes a row for each prediction. Values that all have in common stand in the title."""
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
 
@@ -397,13 +407,16 @@ def _table(rows: Sequence[Prediction], best: Prediction | None) -> Table:
         table.add_column(
             name,
             justify="left" if left else "right",
-            no_wrap=True,
+            no_wrap=not (left and breaks),
+            overflow="fold",
+            min_width=_NARROWEST_WORDS if left and breaks else None,
         )
     for row, texts in zip(rows, cells, strict=True):
         table.add_row(*(texts[name] for name in varied), style="bold" if row is best else None)
     return table
 
 
+_NARROWEST_WORDS = 7  # of "2bit:reply=2bit", "servers: 4"
 _ALWAYS = ("codec", "effi-\nciency", "bound", "step", "interval", "exposed", "sent", "link\nbusy")
 
 
@@ -462,7 +475,7 @@ def _sweep(
         interrupted = True
     if not rows:
         return rows, interrupted
-    print_table(_table(rows, None), console)
+    print_table(_fitting(rows, None, console), console)
     if over == "bandwidth":
         highest = planner.pays_below(rows)
         told = "no codec tried gains a point on any of these links"

@@ -25,7 +25,9 @@ def placement_of(text: str) -> Placement:
         if placement == text:
             known: Placement = placement
             return known
-    raise ValueError(f"plan: --placement {text} is none: expected one of {', '.join(get_args(Placement))}")
+    raise ValueError(
+        f"plan: --placement {text} is not a placement: expected one of {', '.join(get_args(Placement))}"
+    )
 
 
 @dataclass(frozen=True)

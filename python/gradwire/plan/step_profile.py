@@ -181,7 +181,7 @@ def profile_of(
     """
     whole = [step for step in steps if step.ready and step.ready.keys() <= step.forward.keys()]
     if len(whole) < 2:
-        raise ValueError("plan: no two steps in which every layer went forward and back once")
+        raise ValueError("plan: no two steps in which every layer ran forward and backward once")
     order = [m for m in whole[-1].forward if m in whole[-1].ready]
     forward: dict[int, list[float]] = {module: [] for module in order}
     backward: dict[int, list[float]] = {module: [] for module in order}
@@ -199,9 +199,7 @@ def profile_of(
             backward[module].append(end - since)
             since = end
     if not forward[order[0]]:
-        raise ValueError(
-            "plan: no two steps in a row in which the same layers went forward in the same order"
-        )
+        raise ValueError("plan: no two consecutive steps that ran the same layers in the same order")
     layers = tuple(
         Layer(
             names[module],

@@ -564,8 +564,8 @@ def unknown_variables(environ: Mapping[str, str] | None = None) -> list[str]:
     for variable in sorted(environ):
         if variable.startswith(PREFIX) and variable.removeprefix(PREFIX) not in valid:
             near = nearest(variable.removeprefix(PREFIX), valid)
-            meant = f": did you mean {PREFIX}{near}?" if near else "; `gradwire doctor` lists all"
-            texts.append(f"{variable} is set but no setting has this name{meant}")
+            meant = f": did you mean {PREFIX}{near}?" if near else "; `gradwire doctor` lists all settings"
+            texts.append(f"{variable} is set, but is not a setting{meant}")
     return texts
 
 

@@ -28,7 +28,7 @@ def parse_job_key(text: str) -> JobKey:
     """Raises: ValueError: it is none. Says how long it is and not what: it may be all but right."""
     if not _TEXT.fullmatch(text):
         raise ValueError(
-            f"{len(text)} characters that are no job key: expected 128 hexadecimal digits, as `gradwire key` prints"
+            f"{len(text)} characters that are not a job key: expected 128 hexadecimal digits, as `gradwire key` prints"
         )
     return JobKey(text)
 
@@ -84,11 +84,11 @@ def key_of_member(encrypt: str, key: JobKey | None) -> JobKey | None:
 
 
 def warn_if_open(encrypt: str, key: JobKey | None, host: str) -> None:
-    """Warns where a job that no launcher of ours has started can be joined, and read, by other machines."""
+    """Warns if other machines can join and read a job that `gradwire run` did not start."""
     where = "all interfaces" if host == "*" else host
     if encrypt == "auto" and key is None and reaches_beyond(host):
         warnings.warn(
-            f"this job listens on {where} and is not encrypted: whoever reaches that can read and change what it "
-            f"learns; set {VARIABLE} on all ranks to what `gradwire key` prints, or GRADWIRE_ENCRYPT=off",
+            f"this job listens on {where} and is not encrypted: whoever reaches it can read and change the "
+            f"gradients; set {VARIABLE} on all ranks to what `gradwire key` prints, or GRADWIRE_ENCRYPT=off",
             stacklevel=2,
         )

@@ -46,13 +46,12 @@ def load(path: str | Path, known: Collection[str]) -> dict[str, str]:
 def _text(path: str | Path, name: str, value: object, known: Collection[str]) -> str:
     if name in NOT_IN_A_FILE:
         raise ValueError(
-            f"the settings file {path} has {name}, which is of one process or one job: expected what holds for all; "
-            "leave it out"
+            f"the settings file {path} has {name}, which belongs to one process or one job: leave it out"
         )
     if name not in known:
         meant = did_you_mean(name.lower().removeprefix("gradwire_"), sorted(set(known) - NOT_IN_A_FILE))
         lists = "; `gradwire doctor` lists all: here without GRADWIRE_, in small letters"
-        raise ValueError(f"the settings file {path} has {name}, which is no setting{meant or lists}")
+        raise ValueError(f"the settings file {path} has {name}, which is not a setting{meant or lists}")
     if isinstance(value, bool) or not isinstance(value, str | int | float):
         raise ValueError(f"the settings file {path} has {name}={value!r}: expected text or a number")
     return str(value)

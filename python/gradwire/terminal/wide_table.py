@@ -9,9 +9,10 @@ from rich.text import Text
 
 
 def print_table(table: Table, console: Console) -> None:
-    """Prints a table of plain cells. Where its columns do not fit, which cuts values, each row is a list: a line for
-    each value. A column that may wrap needs its min_width."""
-    if _width(table) <= console.width:
+    """Prints a table of plain cells. If the columns do not fit, prints each row as a list, one value a line.
+
+    A column that may wrap needs a min_width."""
+    if fits(table, console):
         console.print(table)
         return
     if table.title:
@@ -21,6 +22,11 @@ def print_table(table: Table, console: Console) -> None:
         console.print(Text(str(cells[0]), style="bold"), soft_wrap=True)
         for title, cell in zip(titles[1:], cells[1:], strict=True):
             console.print(Text(f"  {title}: {cell}"), soft_wrap=True)
+
+
+def fits(table: Table, console: Console) -> bool:
+    """Returns True if the console is wide enough for all of each value."""
+    return _width(table) <= console.width
 
 
 def _width(table: Table) -> int:

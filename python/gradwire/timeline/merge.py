@@ -23,8 +23,8 @@ def merge_folder(folder: Path) -> Timeline:
     paths = sorted(folder.glob("*.jsonl"))
     if not paths:
         raise ValueError(
-            f"timeline: no process has left a part in {folder}: expected worker-0.jsonl and so on, which a process "
-            "with a store (gradwire.kv.create) writes when it ends; one that was killed leaves none"
+            f"timeline: no process has written a part to {folder}: expected worker-0.jsonl and so on, which a process "
+            "with a store (gradwire.kv.create) writes when it ends; a killed process writes none"
         )
     return merge([read_part(path) for path in paths])
 
@@ -40,7 +40,8 @@ def merge(parts: Sequence[Part]) -> Timeline:
         if (part.workers, part.servers) != (first.workers, first.servers):
             raise ValueError(
                 f"timeline: the parts are of several jobs: {first.process} of {first.workers} workers and "
-                f"{first.servers} servers, {part.process} of {part.workers} and {part.servers}; use a fresh folder"
+                f"{first.servers} servers, {part.process} of {part.workers} and {part.servers}; use a new folder for "
+                "each job"
             )
     to_reference, unaligned = align(parts)
     alike = _of_the_last_job(parts, to_reference, unaligned)

@@ -71,8 +71,8 @@ def read_part(path: Path) -> Part:
                 _add(part, json.loads(line))
     except (ValueError, KeyError, TypeError, IndexError) as error:
         raise ValueError(
-            f"timeline: line {read + 1} of {path} is not what a process writes of a timeline ({error}); remove the "
-            "file to go on without it, or run the job again"
+            f"timeline: line {read + 1} of {path} is not a line of a trace ({error}); remove the "
+            "file to continue without it, or run the job again"
         ) from None
     return part
 

@@ -35,7 +35,7 @@ def draw(timeline: Timeline, number: int | None) -> str:
     steps = {worker: by_number[number] for worker, by_number in found.items() if number in by_number}
     if not steps:
         raise ValueError(
-            f"timeline: no worker has a step {number} to draw: expected the number of one that is there"
+            f"timeline: no worker has a step {number} to draw: expected the number of a traced step"
         )
     rounds = {span.round_id for step in steps.values() for span in step.spans}
     shown: dict[Process, Sequence[Span]] = {
@@ -51,9 +51,7 @@ def draw(timeline: Timeline, number: int | None) -> str:
 def _in_the_middle(numbers: Sequence[set[int]]) -> int:
     common = sorted(set.intersection(*numbers)) if numbers else []
     if not common:
-        raise ValueError(
-            "timeline: there is no step that all workers have: say with --step which one to draw"
-        )
+        raise ValueError("timeline: no step was traced on all workers: choose one with --step")
     return common[len(common) // 2 if len(common) > 2 else 0]
 
 

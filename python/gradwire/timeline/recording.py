@@ -44,7 +44,7 @@ class Recording:
         """
         if (file.exists() and not file.is_file()) or not file.absolute().parent.is_dir():
             raise ValueError(
-                f"run: --timeline {file}: expected a file in a folder that is there, such as out.json"
+                f"run: --timeline {file}: expected a file in an existing folder, such as out.json"
             )
         self._file = file
         self.folder = file.absolute().with_name(file.name + ".parts")
@@ -73,7 +73,7 @@ class Recording:
             where = f": {error.filename}" if error.filename else ""
             raise ValueError(
                 f"run: --timeline {self._file} cannot be written ({error.strerror}{where}): name a file in a folder "
-                "that has room, and that you may write to"
+                "with free space that you may write to"
             ) from None
 
     @contextlib.contextmanager
@@ -133,7 +133,7 @@ class Recording:
         for path in found:
             if path.is_dir() or path.suffix not in _PARTS:
                 raise ValueError(
-                    f"run: --timeline {self._file}: {path} is no part of a timeline, and {self.folder} is for those: "
+                    f"run: --timeline {self._file}: {path} is not part of a trace, and {self.folder} is for those: "
                     "move it away or name another file"
                 )
         for path in found:

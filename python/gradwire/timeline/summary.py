@@ -156,7 +156,7 @@ def summarise(timeline: Timeline, step: int | None = None) -> Summary:
         raise ValueError(f"timeline: --step {step}: no worker has such a step; {there}")
     if not any(chosen.values()):
         raise ValueError(
-            "timeline: no worker pushed anything while it was traced, so there is no step to look into; expected "
+            "timeline: no worker pushed anything while it was traced, so there is no step to show; expected "
             "kv.push, kv.pushpull or a gradwire.torch optimizer's step"
         )
     workers = [_worker_time(worker, steps) for worker, steps in chosen.items()]

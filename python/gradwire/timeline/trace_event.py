@@ -142,7 +142,7 @@ def read_trace(path: Path) -> Timeline:
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:  # neither JSON nor text
-        raise ValueError(f"timeline: {path} is not whole JSON ({error}): {expected}") from None
+        raise ValueError(f"timeline: {path} is not complete JSON ({error}): {expected}") from None
     try:
         facts = dict(found["otherData"]["gradwire"])
         if facts.pop("version") != VERSION:
@@ -157,7 +157,7 @@ def read_trace(path: Path) -> Timeline:
         return Timeline(spans=spans, **facts)
     except (LookupError, TypeError, ValueError, OverflowError, AttributeError) as error:
         raise ValueError(
-            f"timeline: {path} is JSON but no timeline of gradwire ({type(error).__name__}: {error}): {expected}"
+            f"timeline: {path} is JSON but not a trace of gradwire ({type(error).__name__}: {error}): {expected}"
         ) from None
 
 

@@ -36,7 +36,7 @@ def deliver(pid: int, number: signal.Signals) -> None:
     """As child.Deliver, for an agent: SIGTERM asks it to end what it stands for; it can hand no other signal on."""
     if number != signal.SIGTERM:
         raise NotHandedOnError(
-            "a cluster's tasks get no signals from here; send it by the cluster's own means"
+            "signals do not reach a cluster's tasks from here; send it with the cluster's own tools"
         )
     os.kill(pid, number)
 

@@ -39,7 +39,7 @@ class Pod:
     namespace: None = None
 
     def popen(self, command: Sequence[str], **options: Any) -> NoReturn:
-        raise OSError(f"{command[0]}: pods are started by Kubernetes alone")
+        raise OSError(f"{command[0]}: only Kubernetes starts pods")
 
 
 @dataclass(frozen=True)

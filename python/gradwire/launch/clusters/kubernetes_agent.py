@@ -182,7 +182,7 @@ class Pods:
                 first, until = failed.code, time.monotonic() + self._order["notice_seconds"]
                 agent.say(f"rank {failed.rank} ended with exit code {first}")
             if not first and (why or self._is_hopeless(pods)):
-                agent.say(why or "it would wait for ever")
+                agent.say(why or "it would wait forever")
                 return 1
             if sum(bool(pod.ended_at) for pod in pods) == self._order["tasks"] or time.monotonic() > until:
                 return first

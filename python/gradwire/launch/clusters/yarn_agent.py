@@ -192,7 +192,7 @@ def watch(tasks: Tasks, name: str, failure: agent.Failure) -> int:
         tasks.step()
         if not tasks.all_are_here and time.monotonic() > look_at:
             if (state := state_of(name)) in _OVER:
-                agent.say(f"YARN says that service {name} is {state}; yarn logs tells more")
+                agent.say(f"YARN reports service {name} as {state}; see yarn logs")
                 return failure.code or 1
             look_at = time.monotonic() + _STATUS_SECONDS
     return failure.code
