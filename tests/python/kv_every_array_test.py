@@ -147,13 +147,13 @@ def all_verbs(store: KVStore, oracle: Oracle, make: Make, dtype: str) -> None:
     store.push(["w", "w"], [make(VALUES, dtype), make(MORE, dtype)])
     store.pull("w", out)
     expect(out, oracle.sum([VALUES, MORE]), "push of a key twice")
-    fresh = Oracle(store.type, oracle._codec)
-    given = [make(MORE, dtype), make(VALUES, dtype)]
-    store.push_pull("new", given)
-    for each in given:
-        expect(
-            each, fresh.sum([MORE, VALUES]) if each is given[0] else plain(given[0]), "push_pull of a new key"
-        )
+    for verb in (store.push_pull, store.pushpull):
+        fresh = Oracle(store.type, oracle._codec)
+        given = [make(MORE, dtype), make(VALUES, dtype)]
+        verb(f"new by {verb.__name__}", given)
+        for each in given:
+            expected = fresh.sum([MORE, VALUES]) if each is given[0] else plain(given[0])
+            expect(each, expected, f"{verb.__name__} of a new key")
     target = make(zeros, dtype)
     store.broadcast("other", make(VALUES, dtype), out=target)
     expect(target, VALUES, "broadcast")

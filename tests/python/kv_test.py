@@ -325,9 +325,10 @@ def test_a_mistake_in_a_list_sends_nothing_of_it(kv: KVStore, bad: str) -> None:
     else:
         values[1] = ones(5)
     reason = {"key": "not been initialised", "out": "read-only", "size": "5 given"}[bad]
-    with pytest.raises(ValueError, match=reason):
-        kv.pushpull(keys, values, out=outs)
-    assert_array_equal(pulled(kv, "a"), ones(value=1))
+    if bad != "key":  # which pushpull() declares
+        with pytest.raises(ValueError, match=reason):
+            kv.pushpull(keys, values, out=outs)
+        assert_array_equal(pulled(kv, "a"), ones(value=1))
     if bad != "out":
         with pytest.raises(ValueError, match=reason):
             kv.push(keys, values)

@@ -365,8 +365,10 @@ class KVStore(Worker):
     def pushpull(self, key: Key | Sequence[Key], value: Any, out: Any = None, priority: int = 0) -> None:
         """Pushes and pulls in one call. The fastest: arrays are sent from and received into their own memory.
 
+        The first call with a new key declares it, with zeros, and is then a collective.
+
         Args:
-            key: the key, as init() was given it.
+            key: the key, as init() was given it, or a new one.
             value: what to push, as in push().
             out: as in pull(). For a table a RowSparse, which gets all rows of the round; in `dist_async*` those of
                 value, as they are then. Default: value is overwritten.
@@ -428,16 +430,7 @@ class KVStore(Worker):
     def push_pull(
         self, name: Key | Sequence[Key], tensor: Any, output: Any = None, priority: int = 0
     ) -> None:
-        """As pushpull(name, tensor, output, priority). The name is that of MXNet's RFC 16795.
-
-        The first call with a new name declares it, with zeros, and is then a collective.
-        """
-        names, values = pairs("push_pull", name, tensor)
-        firsts = dict(zip(names[::-1], values[::-1], strict=True))  # of a name that comes twice
-        if new := [each for each in dict.fromkeys(names) if not self._is_known(each)]:
-            with told_to_all(self.engine, "declare rows" if holds_rows(firsts[new[0]]) else "declare"):
-                zeros = [zeros_like("push_pull", each, firsts[each]) for each in new]
-            self._declare("push_pull", new, zeros, 0)
+        """As pushpull(name, tensor, output, priority). The name is that of MXNet's RFC 16795."""
         self._push_pull("push_pull", name, tensor, output, priority)
 
     def save_checkpoint(self, folder: str | PathLike[str], extra: bytes = b"") -> None:
@@ -540,6 +533,7 @@ class KVStore(Worker):
         check_priority(verb, priority)
         names, given = pairs(verb, key, value)
         _, targets_given = pairs(verb, key, value if out is None else out)
+        self._declare_new(verb, names, given)
         keys, (values, outs) = gathered(names, given, targets_given)
         if holds_rows(values):
             return self.rows.push_pull(keys, values, outs, priority)
@@ -553,6 +547,13 @@ class KVStore(Worker):
             tickets.append(self.engine.push_pull(identity, merged, array, priority, **stream_of(array)))
         self._finish(keys, tickets, targets, sent)
         return None
+
+    def _declare_new(self, verb: str, keys: Sequence[Key], values: Sequence[Any]) -> None:
+        firsts = dict(zip(keys[::-1], values[::-1], strict=True))  # of a key that comes twice
+        if new := [key for key in dict.fromkeys(keys) if not self._is_known(key)]:
+            with told_to_all(self.engine, "declare rows" if holds_rows(firsts[new[0]]) else "declare"):
+                zeros = [zeros_like(verb, key, firsts[key]) for key in new]
+            self._declare(verb, new, zeros, 0)
 
     def _merged(self, key: Key, arrays: list[Any]) -> Any:
         is_dense = self.own_compression.spec == "none"
