@@ -1,12 +1,12 @@
-"""Sums of compressed tensors over whatever can gather bytes: for stores that know nothing of codecs.
+"""Sums of compressed tensors for stores that can gather bytes but do not know codecs.
 
-Every rank encodes, gathers all ranks' payloads, and does what a server would with them: so all get the same answer, the
-one that gradwire's own stores give, to the bit; but codecs that draw random numbers (qsgd, terngrad, natural, randomk)
-draw others than there. It costs N - 1 payloads to each rank where those move 2 (N-1)/N.
+Every rank encodes, gathers all ranks' payloads, and computes what a server would. So all get the same result, with the
+bits of gradwire's own stores; except codecs that draw random numbers (qsgd, terngrad, natural, randomk), which draw
+others here. Each rank receives N - 1 payloads; gradwire's own stores move 2 (N-1)/N.
 
-Codecs leave NaNs and infinities out, so a byte behind each payload tells the others of them: the sum is then NaN
-everywhere, with a warning, and nothing else has changed. (`nonfinite=mxnet` is MXNet's own way, and stays that.) Of a
-value beyond the codec's format, as fp16's 65504, the largest is sent and the rest kept, with a warning.
+Codecs leave NaNs and infinities out, so a byte behind each payload reports them. The sum is then NaN on all ranks, with
+a warning, and residuals do not change. (`nonfinite=mxnet` keeps MXNet's behaviour.) Of a value beyond the codec's
+format, such as fp16's 65504, the largest value is sent and the rest kept, with a warning.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ class _Tensor:
 
 
 class GatheredSum:
-    """One rank's end. Every rank calls add() for the same tensors in the same order."""
+    """One rank's end of the sums. Every rank calls add() for the same tensors in the same order."""
 
     def __init__(self, compression: Compression, rank: int, gather: Gather) -> None:
         """Begins without residuals.
@@ -110,8 +110,8 @@ class GatheredSum:
         """Returns the sum over all ranks: float32 (n,).
 
         Args:
-            name: of the tensor; its residual goes by it.
-            values: float32 (n,), contiguous; n is the same at every call.
+            name: name of the tensor, by which its residual is kept.
+            values: float32 (n,), contiguous; n is the same in every call with this name.
         """
         tensor = self._tensors.setdefault(name, self._new(values.size))
         key = self._keys.setdefault(name, len(self._keys))

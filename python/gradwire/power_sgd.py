@@ -1,4 +1,4 @@
-"""PowerSGD: matrices of gradients as products of two narrow ones, in two dense rounds over a store.
+"""PowerSGD: sends matrices of gradients as products of two narrow ones, in two uncompressed rounds over a store.
 
 Example:
     store = gradwire.kv.create("allreduce")
@@ -7,15 +7,15 @@ Example:
     if power.all_reduce([p.grad for p in model.parameters()]):   # every rank's mean, in place
         optimizer.step()
 
-What a worker gives per matrix of n rows and m columns is rank * (n + m) floats in place of n * m. The second
-round needs the result of the first, so it is no codec: it drives the store.
+A worker sends rank * (n + m) floats for a matrix of n rows and m columns, in place of n * m. The second round needs the
+result of the first, so it is not a codec: it drives the store.
 
-Source: Vogels, Karimireddy, Jaggi: PowerSGD: Practical Low-Rank Gradient Compression, 2019, algorithm 1 (rank r,
-one power iteration, warm start) and algorithm 2 (error feedback; its momentum is the optimizer's). What a worker's
-gradients differ from the mean is never sent and stays in its error, where it cancels out between the workers; so
-errors of workers whose data differ grow, and that is no sign of trouble. Ours: a step starts from q made orthonormal,
-which spans the same and keeps products in range, whatever the size of the gradients; where q's columns depend on each
-other or are 0, as after a step without a gradient, drawn ones take their places.
+Source: Vogels, Karimireddy, Jaggi: PowerSGD: Practical Low-Rank Gradient Compression, 2019, algorithm 1 (rank r, one
+power iteration, warm start) and algorithm 2 (error feedback; its momentum is the optimizer's). The difference between a
+worker's gradient and the mean is never sent. It stays in the worker's error, and cancels out between workers. So errors
+grow if workers have different data, which is no sign of trouble. Deviation: a step starts from q made orthonormal. It
+spans the same space, and keeps products in range for gradients of any size. If q's columns are dependent or 0, as after
+a step without a gradient, random columns replace them.
 """
 
 from __future__ import annotations
@@ -132,14 +132,14 @@ class PowerSGD:
     # -- a step ----------------------------------------------------------------------------------------
 
     def all_reduce(self, gradients: Sequence[Any]) -> bool:
-        """Replaces every gradient by the workers' mean, matrices by one of low rank. Collective.
+        """Replaces every gradient by the workers' mean, matrices by a mean of low rank. Collective.
 
         Args:
-            gradients: float32 arrays, NumPy's or PyTorch's, on the CPU, of the shapes given; written in place.
+            gradients: float32 arrays, NumPy's or PyTorch's, on the CPU, with the shapes given; written in place.
 
-        Returns:
-            False where a worker's gradient, or a product of it, was NaN or infinite: then every gradient is NaN on
-            every rank, and no error was touched. The caller skips the step.
+        Returns: True. False if a worker's gradient, or a product of it, was NaN or infinite: then every gradient is NaN
+        on every
+            rank, and no error has changed. Skip the step.
 
         Raises:
             ValueError: another number of gradients, or another shape or dtype.
@@ -185,35 +185,35 @@ class PowerSGD:
 
     @property
     def elements(self) -> int:
-        """Elements of all gradients."""
+        """The number of elements of all gradients."""
         return sum(self._sizes)
 
     @property
     def elements_sent(self) -> int:
-        """Floats that a worker gives to the two rounds of a step."""
+        """The number of floats that a worker sends in the two rounds of a step."""
         return self._first.size + self._second.size
 
     @property
     def compressed(self) -> list[int]:
-        """Which gradients travel as factors, by their number."""
+        """The indices of the gradients that are sent as factors."""
         return [matrix.index for matrix in self._matrices]
 
     def residual_norm(self) -> float:
-        """L2 norm of what this worker still owes."""
+        """The L2 norm of this worker's errors."""
         return math.sqrt(sum(float(np.square(m.error, dtype=np.float64).sum()) for m in self._matrices))
 
     def state_dict(self) -> dict[str, list[Floats]]:
-        """Copies of this worker's errors and of the factors that the next step starts from."""
+        """Returns copies of this worker's errors and of the factors that the next step starts from."""
         return {
             "errors": [matrix.error.copy() for matrix in self._matrices],
             "bases": [matrix.basis.copy() for matrix in self._matrices],
         }
 
     def load_state_dict(self, state: Mapping[str, Sequence[Any]]) -> None:
-        """Takes over what state_dict() gave, on the same rank of a job with the same shapes and the same rank.
+        """Restores a state_dict(), on the same rank of a job with the same shapes and factor rank.
 
         Raises:
-            ValueError: it is of other shapes, or holds what is not finite; nothing is changed then.
+            ValueError: it has other shapes, or values that are not finite. Nothing has changed.
         """
         wanted = {name: [array.shape for array in arrays] for name, arrays in self.state_dict().items()}
         given = {name: [np.shape(array) for array in state.get(name, [])] for name in wanted}

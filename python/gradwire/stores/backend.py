@@ -1,16 +1,16 @@
-"""Stores of other makers: what one has to be, and how kv.create() finds it.
+"""Stores that gradwire did not make: what they must implement, and how kv.create() finds them.
 
     @gradwire.kv.register
     class Telegraph(gradwire.kv.AbstractKVStore):     # kv.create("telegraph")
         ...
 
-or, in the metadata of an installed package, without an import anywhere:
+Or, without an import, in the metadata of an installed package:
 
     [project.entry-points."gradwire.kvstores"]
     telegraph = "telegraph.store:Telegraph"
 
 Source: MXNet RFC 16795, "Introducing a common interface for distributed training": broadcast, push_pull, set_optimizer,
-register, create. Compression, which it leaves out, goes through this interface as well.
+register, create. The RFC leaves compression out; this interface has it too.
 """
 
 from __future__ import annotations
@@ -29,30 +29,30 @@ Kind = TypeVar("Kind", bound="type[AbstractKVStore]")
 
 
 class AbstractKVStore(ABC):
-    """A worker's end of a store. Made without arguments by kv.create(), in a process that is one worker of a job.
+    """A worker's end of a store. kv.create() makes it without arguments, in a process that is one worker of a job.
 
-    Tensors are NumPy's or PyTorch's arrays, whichever the backend takes. A name is a str or an int, and the same
-    tensor at every call. Every worker makes the same calls.
+    Tensors are NumPy's or PyTorch's arrays, as the backend accepts them. A name is a str or an int, and stands for the
+    same tensor in every call. Every worker makes the same calls.
     """
 
     @property
     def type(self) -> str:
-        """The name it is created by."""
+        """The name that the store is created by."""
         return type(self).__name__.lower()
 
     @property
     @abstractmethod
     def rank(self) -> int:
-        """This worker's number, from 0."""
+        """This worker's rank, from 0."""
 
     @property
     @abstractmethod
     def num_workers(self) -> int:
-        """How many workers the job has."""
+        """The number of workers in the job."""
 
     @abstractmethod
     def broadcast(self, name: Any, tensor: Any, root_rank: Any = 0, /) -> None:
-        """Writes root_rank's tensor of this name to everybody's, in place."""
+        """Overwrites the tensors of this name on all workers with root_rank's, in place."""
 
     @abstractmethod
     def push_pull(self, name: Any, tensor: Any, output: Any = None, /) -> None:

@@ -1,4 +1,4 @@
-"""A worker's place in a job: who it is, what it has sent, its timeline, and leaving. It knows nothing of keys."""
+"""Worker: a rank's place in a job, its statistics, its timeline, and leaving. It does not know keys."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from gradwire.timeline.recorder import Recorder
 
 
 class _Serving(NamedTuple):
-    """What a worker that has closed its store does for those that have not: it hosts servers, or their rendezvous."""
+    """What a worker that has closed its store still does for the others: it hosts servers, or their rendezvous."""
 
     engine: _core.Engine
     log: Log
@@ -28,7 +28,7 @@ class _Serving(NamedTuple):
     silence: float  # seconds that it waits before it says so
 
     def outlast(self) -> None:
-        """Waits until the others have left the job, too, or it has failed; at most for its patience."""
+        """Waits until the others have left the job too, or it has failed; at most `patience` seconds."""
         began = time.monotonic()
         pause = self.silence
         while not self.engine.outlast(pause) and time.monotonic() - began < self.patience:
@@ -82,7 +82,7 @@ def _keep_until_exit(serving: _Serving) -> None:
 
 
 class Worker(AbstractKVStore):
-    """What every store of gradwire's own has, whatever its keys."""
+    """What all of gradwire's own stores have in common, whatever their keys."""
 
     def __init__(self, kind: str, engine: _core.Engine, values: settings.Settings) -> None:
         self._kind = kind
@@ -105,27 +105,27 @@ class Worker(AbstractKVStore):
 
     @property
     def type(self) -> str:
-        """The name it was created by."""
+        """The name that the store was created by."""
         return self._kind
 
     @property
     def rank(self) -> int:
-        """This worker's number, from 0."""
+        """This worker's rank, from 0."""
         return self.engine.rank
 
     @property
     def num_workers(self) -> int:
-        """How many workers the job has."""
+        """The number of workers in the job."""
         return self.engine.num_workers
 
     @property
     def goes_on(self) -> bool:
-        """Whether its job goes on without workers that die."""
+        """True if the job continues without workers that die."""
         return connect.goes_on(self._kind, self._settings)
 
     @property
     def generation(self) -> int:
-        """How often the job has met: 1, and more after each change of its members."""
+        """The job's generation: 1 at its start, and one more after each change of its members."""
         return self.engine.generation
 
     @property
@@ -133,24 +133,24 @@ class Worker(AbstractKVStore):
         return connect.is_local(self._kind)
 
     def barrier(self) -> None:
-        """Waits for every worker. In `dist_async*` what all have pushed before it is in the weights behind it."""
+        """Waits until every worker has called it. In `dist_async*`, weights after it contain all pushes before it."""
         self.engine.barrier()
 
     _barrier = barrier  # MXNet's name
 
     def join(self) -> int:
-        """Says that this worker has run out of data; for workers with different numbers of batches.
+        """Tells the others that this worker has run out of data, if workers have different numbers of batches.
 
-        The others' rounds go on without it, as sums of what they push, until they join too; then all are awaited
-        again, from one round on. What this worker's codec has not sent yet is kept, and comes with its next push.
-        Meanwhile no worker may call another collective (barrier, init, set_gradient_compression, ...).
+        The others' rounds continue without it, as sums of what they push, until they join too. Then all workers take
+        part again, from the same round on. This worker's residuals are kept, and sent with its next push. Meanwhile no
+        worker may call another collective (barrier, init, set_gradient_compression, ...).
 
-        Returns: the rank that joined last, the same on all ranks: it has seen all rounds, so its weights are the
-            ones to broadcast.
+        Returns: the rank that joined last, the same on all ranks. It has taken part in all rounds, so broadcast its
+        weights.
 
         Raises:
-            ValueError: a store in which a library sums (`allreduce_mpi`, `nccl`), or hierarchy=host; `dist_async*`,
-                whose workers wait for the others in barrier() instead.
+            ValueError: a store in which a library sums (`allreduce_mpi`, `nccl`); hierarchy=host; or `dist_async*`,
+                whose workers wait for each other in barrier() instead.
             gradwire.TimeoutError: a worker has not joined within GRADWIRE_SLOW_ABORT; names it.
         """
         return self.engine.join()
@@ -158,31 +158,35 @@ class Worker(AbstractKVStore):
     def stats(self, servers: bool = False) -> dict[str, Any]:
         """Returns what this worker's end of the store has done so far.
 
+        | key | value |
+        |---|---|
+        | bytes_raw | bytes that were pushed, as float32 |
+        | bytes_encoded | bytes of the payloads, of rows with their ids |
+        | ratio | bytes_raw / bytes_encoded; None without payloads |
+        | residual_norm | Euclidean norm of this worker's residuals; None while a round is in progress |
+        | share_sent | 1 - (norm of residual / norm of gradient + residual)^2; None without compressed keys |
+        | bytes_sent, bytes_received | bytes at the sockets, with headers and control messages |
+        | codec_seconds | seconds of all threads that encode and decode |
+        | stage_seconds | seconds of all partitions in each stage (`gradwire timeline --help`), while traced; else 0 |
+        | decisions | what compression="auto" has chosen, step by step, with the reason |
+        | staleness | `dist_async*`: {staleness: number of pushed partitions}, see below |
+        | replaced_servers | {rank: rank}: servers that died, and the servers in their place (GRADWIRE_REPLICAS) |
+        | faults | GRADWIRE_FAULTS: {kind of fault: number of frames sent by this worker}; else empty |
+
+        share_sent covers all tables, and keys whose residual is on the host, that are compressed now. It is measured in
+        a key's first two rounds and in every 16th. stage_seconds includes servers in this process only. The staleness
+        of a partition is the number of pushes of other workers that its weight had since this worker received it. Rows
+        of a table at one server count as one partition. With hierarchy=host, bytes_encoded is what the leader of a host
+        encoded of the host's sum, and 0 on the other workers. So ratio is the leader's own gradients over the host's
+        payloads, and None on the others.
+
         Args:
-            servers: also what the servers say, who are asked and waited for: waited_for: by rank, how often a
-                partition's round was whole only when that worker's push came (with hierarchy=host of the workers that
-                lead their hosts; 0 where a library sums); slowest_rank: whose it was most often, None where there was
-                no round; bytes_mirrored, with GRADWIRE_REPLICAS=1, else 0: of payload that servers have passed on to
-                their mirrors.
+            servers: also ask the servers, and wait for them. Adds waited_for: by rank, how often that worker's push
+                completed a partition's round (with hierarchy=host of the leaders; 0 where a library sums);
+                slowest_rank: the rank with most of these, None without a round; bytes_mirrored: payload bytes that
+                servers sent to their mirrors (GRADWIRE_REPLICAS=1), else 0. Default: False.
 
-        Returns: bytes_raw: pushed, as float32; bytes_encoded: the payloads made of them, of rows with their ids; ratio:
-            how many times smaller those are, None where there are none; residual_norm: Euclidean, of all that this
-            worker's codecs have not sent yet, of keys and rows, in one pass over it, None while a round is in progress;
-            share_sent: of what they were given, x = gradient + residual, how much they sent, 1 - |residual|^2 / |x|^2,
-            over all tables, and keys whose residual is on the host, that are compressed now, measured in a key's first
-            two rounds and in every 16th, None without; bytes_sent, bytes_received: at the sockets, headers and what is
-            no gradient included; codec_seconds: of all threads that encode and decode; stage_seconds: of all partitions
-            in each stage (`gradwire timeline --help`), while they were traced (GRADWIRE_TIMELINE or timeline()), else
-            0. Of servers those that live in this process.
-            decisions: what compression="auto" has chosen, step by step, and why. staleness, of
-            `dist_async*`: {staleness: parts of tensors}, how many parts this worker has pushed whose weight had
-            that many pushes of other workers since this one had been given it; of a table of rows, what of it lies at
-            one server is a part, whichever rows were pushed.
-            replaced_servers: {rank: rank}, servers that have died, and who serves in their place (GRADWIRE_REPLICAS).
-            faults: under GRADWIRE_FAULTS, {what was done to frames that this worker sent: how many}, else empty.
-
-            With hierarchy=host, bytes_encoded is what the worker that leads its host has made of the host's sum, and 0
-            on the others; so ratio is the leader's own gradients over the host's payloads, and None on the others.
+        Returns: a dict with the keys above.
         """
         raw, encoded = self.engine.pushed()
         counters = self.engine.counters()
@@ -210,16 +214,16 @@ class Worker(AbstractKVStore):
 
     @contextlib.contextmanager
     def timeline(self, folder: str) -> Iterator[None]:
-        """Traces what every partition goes through meanwhile: on every rank, with the same folder, around some steps.
+        """Traces every partition inside the block. Use it on every rank, with the same folder, around some steps.
 
-        `gradwire timeline FOLDER` shows it. Servers of their own are traced only in a job that was started with
-        `gradwire run --timeline` (GRADWIRE_TIMELINE), which traces all of it.
+        `gradwire timeline FOLDER` shows the trace. Servers in processes of their own are traced only in a job that was
+        started with `gradwire run --timeline` (GRADWIRE_TIMELINE), which traces the whole job.
 
         Args:
-            folder: to which this rank writes its part when it is over; made if it is not there.
+            folder: folder to which this rank writes its part at the end. It is made if it does not exist.
 
         Raises:
-            RuntimeError: all of the job is traced already.
+            RuntimeError: the whole job is traced already.
         """
         if self._recorder is not None:
             raise RuntimeError(
@@ -235,12 +239,12 @@ class Worker(AbstractKVStore):
                 recorder.write()
 
     def close(self) -> None:
-        """Ends what is under way, and leaves the job cleanly. Called at exit for stores still open.
+        """Ends calls in progress, and leaves the job. Called at exit for stores that are still open.
 
-        A server that this process hosts goes on serving the others, and the process waits at its exit until they have
-        left too. Where it serves the rendezvous, close() waits for them itself; and over MPI, which ends for all ranks
-        at once. Not so where an uncaught error has ended the script: then the job ends with this process, but over MPI;
-        or goes on without it, if it goes on without workers that die.
+        A server in this process keeps serving the others: the process waits at its exit until they have left too. If it
+        serves the rendezvous, close() itself waits for them; so it does over MPI, which ends for all ranks at once. If
+        an uncaught error has ended the script, nothing waits (except over MPI): the job ends with this process, or
+        continues without it if it is elastic.
         """
         if self.is_open and not self._is_local:
             self._report_left()
@@ -253,8 +257,11 @@ class Worker(AbstractKVStore):
                     leaving.callback(finish)
 
     def give_up(self, error: BaseException | None) -> None:
-        """Tells the others, where the job goes on, that this worker ends with an error, so that they go on without it
-        at once; None: one of which Python tells no more.
+        """Notifies the other workers of an elastic job that this worker ends with an error, so that they continue at
+        once.
+
+        Args:
+            error: the error; None if Python no longer knows it.
         """
         if not self.goes_on:
             return
@@ -263,7 +270,7 @@ class Worker(AbstractKVStore):
             self.engine.regroup(f"ended with {words}", False)
 
     def report_joined(self) -> None:
-        """Reports, to who asked for it, what job this is."""
+        """Logs which job this is."""
         workers, servers = self.num_workers, self.engine.num_servers
         text = f"has joined {self.type!r} with {workers} workers and {servers} servers"
         self._log.say("info", text, store=self.type, workers=workers, servers=servers)
@@ -287,7 +294,7 @@ class Worker(AbstractKVStore):
         self._log.say("info", f"leaves after {sent} bytes sent and {received} received", **stats)
 
     def _report_untaken_codec(self) -> None:
-        """Rank 0 says that GRADWIRE_COMPRESSION was set, and that nothing was compressed by it."""
+        """Warns on rank 0 if GRADWIRE_COMPRESSION is set and nothing used it."""
         codec = self._settings.compression
         if self.rank == 0 and codec not in (None, "none") and codec_override.is_taken() is False:
             self._log.say(
@@ -318,7 +325,9 @@ class Worker(AbstractKVStore):
             _keep_until_exit(_Serving(self.engine, self._log, patience, silence=60.0))
 
     def _own_error(self) -> str:
-        """What ends this process, for those who wait for it in vain; empty: nothing, or what they have heard, too."""
+        """Returns the error that ends this process, for workers that wait for it; empty if there is none, or they know
+        it.
+        """
         last = getattr(sys, "last_value", None)
         is_known = isinstance(last, _core.TransportError | _core.TimeoutError | _core.MembershipChanged)
         return "" if is_known else uncaught_error.in_words()
@@ -331,7 +340,7 @@ class Worker(AbstractKVStore):
             )
 
     def wait_until(self, done: Callable[[float], bool]) -> None:
-        """Calls done(seconds) until it returns True, and prints in between what the engine has to say."""
+        """Calls done(seconds) until it returns True, and prints the engine's notices in between."""
         began = time.perf_counter()
         self.engine.change_endless(1)
         try:
@@ -342,8 +351,8 @@ class Worker(AbstractKVStore):
         self.waited_seconds += time.perf_counter() - began
 
     def print_notices(self) -> None:
-        """Reports on stderr what the engine has to say: a rank that is waited for, a codec that a device lacks; and, to
-        who asked for level debug, each message that was sent or heard.
+        """Logs the engine's notices: a rank that is waited for, a codec that a device lacks. At level debug, also
+        messages.
         """
         for notice in self.engine.take_notices():
             self._log.say("warning", notice)

@@ -1,4 +1,4 @@
-"""WarmUp: milder codecs for the first steps, while gradients are large and weights move far.
+"""WarmUp: milder codecs for the first steps, while gradients are large and weights change quickly.
 
 Source: Lin et al., Deep Gradient Compression, 2018, section 3.3 (warm-up training).
 """
@@ -14,10 +14,10 @@ Stages = Sequence[tuple[session.Wanted, int]]
 
 
 class WarmUp:
-    """Counts steps, and says which compression each begins with.
+    """Counts steps, and returns the compression of each.
 
     Attributes:
-        step: steps so far.
+        step: number of steps so far.
     """
 
     def __init__(self, stages: Stages, final: Compression) -> None:
@@ -47,30 +47,32 @@ class WarmUp:
             self._ends.append((end, session.parse_compression(stage[0])))
 
     def described(self) -> list[tuple[int, str]]:
-        """After how many steps each stage ends, and its codec."""
+        """Returns the step at which each stage ends, and its codec."""
         return [(end, str(stage)) for end, stage in self._ends]
 
     @property
     def steps(self) -> int:
-        """Of all stages."""
+        """The number of steps of all stages."""
         return self._ends[-1][0] if self._ends else 0
 
     def compression(self) -> Compression:
-        """What the step that comes next is to have."""
+        """Returns the compression of the next step."""
         return next((stage for end, stage in self._ends if self.step < end), self._final)
 
 
 def sparsity_ramp(steps: int, compression: session.Wanted) -> list[tuple[str, int]]:
-    """Stages of a `warm_up` to a sparse codec, as Deep Gradient Compression has them: 25 %, 6.25 %, 1.5625 % ... sent.
+    """Returns stages for a `warm_up` to a sparse codec, as in Deep Gradient Compression: 25 %, 6.25 %, 1.5625 % ...
+    sent.
 
         compression = "topk:ratio=0.001"
         DistributedOptimizer(..., compression=compression, warm_up=sparsity_ramp(steps_per_epoch, compression))
 
     Args:
-        steps: that each stage holds; the paper's are an epoch long.
-        compression: what follows the ramp, topk or randomk; a stage differs from it in its ratio alone.
+        steps: number of steps of each stage. In the paper a stage is an epoch.
+        compression: the codec after the ramp, topk or randomk. Stages differ from it in their ratio only.
 
-    Returns: a quarter of the ratio before in each stage, from 0.25 on, above `compression`'s: 4 stages for 0.001.
+    Returns: stages whose ratio starts at 0.25 and is divided by 4 each, above that of `compression`: 4 stages for
+    0.001.
 
     Raises:
         ValueError: a codec without a ratio, or `steps` below 1.
