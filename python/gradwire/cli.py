@@ -186,6 +186,8 @@ def ab(
     by themselves. CMD writes its result to the file in GRADWIRE_RESULT, with two lines:
       import gradwire.result
       gradwire.result.write(accuracy_per_epoch=accuracies)
+    gradwire measures bytes, codec seconds and images per second itself, if the script does not give them. With
+    gradwire.result.progress(share_done, accuracy=...) in its loop, a script also shows how far it is.
 
     A run that fails, or whose loss is NaN or infinite, affects its own arm only. The report and the record are
     written after each run, so Ctrl-C keeps the runs that have ended. The exit code is that of the first failed run.
