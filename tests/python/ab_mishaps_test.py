@@ -77,7 +77,7 @@ def test_an_arm_that_diverges_is_worse_and_the_others_survive(tmp_path: Path, va
     assert half["judgement"] == "no difference seen"
     assert "int8 diverged in 2 of 2 runs" in record["verdict"]
     assert "diverged in 2 of 2 runs" in (tmp_path / "report/index.html").read_text()
-    assert "diverged: worse" in " ".join(done.stdout.split())
+    assert "int8 diverged in 2 of 2 runs: worse." in " ".join(done.stdout.split())
 
 
 def test_an_arm_with_a_failed_run_is_failed_and_the_others_survive(tmp_path: Path) -> None:

@@ -161,18 +161,18 @@ def test_line_chart_is_to_scale() -> None:
 
 
 def test_a_crossing_leads_down_to_the_axis_and_texts_keep_apart() -> None:
-    near = [Crossing(0, 2.0, "2.0 s"), Crossing(1, 2.1, "2.1 s"), Crossing(1, 3.0, "3.0 s")]
+    near = [Crossing(0, 1.0, "1.0 s"), Crossing(1, 1.1, "1.1 s"), Crossing(1, 3.0, "3.0 s, at the end")]
     svg = line_chart(SERIES, "time", "accuracy", str, str, (0.3, "target"), crossings=near)
     ElementTree.fromstring(svg)
     lines = re.findall(r'<path d="M([\d.]+) ([\d.]+)V([\d.]+)"', svg)
-    (_, (x, y)), _ = points(svg, "polyline")
+    ((x, y), _), _ = points(svg, "polyline")
     assert float(lines[0][0]) == pytest.approx(x, abs=0.2)
     assert {float(top) for _, top, _ in lines} != {y}
     assert len({(top, bottom) for _, top, bottom in lines}) == 1
     heights = [float(re.search(rf'y="([\d.]+)"[^>]*>{each.text}<', svg)[1]) for each in near]  # type: ignore[index]
     assert heights[0] == heights[2]
     assert heights[1] == heights[0] - 17
-    assert re.search(r'text-anchor="end"[^>]*>3.0 s<', svg)  # it would leave the chart
+    assert re.search(r'text-anchor="end"[^>]*>3.0 s, at the end<', svg)  # it would leave the chart
 
 
 def test_an_axis_may_have_other_words_than_its_points() -> None:

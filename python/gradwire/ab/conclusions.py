@@ -13,6 +13,7 @@ from gradwire.settings.units import format_duration
 if TYPE_CHECKING:
     from gradwire.ab.summary import ArmSummary, Outcome
 
+_UNITS = ((120.0, 1, "s"), (7200.0, 60, "min"), (float("inf"), 3600, "h"))  # each up to so many seconds
 _ALIKE = 1.05  # times sooner, up to which times count as the same where there is no interval
 
 
@@ -35,8 +36,10 @@ def headline(outcome: Outcome) -> str:
         text = text if best is None else f"{_was_at(outcome, best)}; {text}"
         return sentence(f"{text}; {_finals(outcome, [base] if best is None else [best, base])}.")
     if best is None:
-        others = [arm for arm in outcome.arms[1:] if arm.runs]
+        others = [arm for arm in outcome.arms[1:] if arm.runs and not arm.mishaps]
         missed = f"; {_join([arm.name for arm in others])} did not reach it in every run" if others else ""
+        broken = [arm for arm in outcome.arms[1:] if arm.mishaps]
+        missed += "".join(f"; {arm.name} {'failed' if arm.failures else 'diverged'}" for arm in broken)
         return sentence(f"{_was_at(outcome, base)}{missed}; {_finals(outcome, [base, *others])}.")
     ratio = outcome.times_sooner(best)
     assert ratio is not None  # both reached it
@@ -58,11 +61,6 @@ def conclusions(outcome: Outcome) -> list[str]:
     elif advice := _advice(outcome):
         found.append(advice)
     found += [_paragraph(outcome, arm) for arm in outcome.arms[1:]]
-    if outcome.link == UNSHAPED and len(outcome.arms) > 1 and outcome.ended_runs:
-        found.append(
-            "All processes ran on one machine, and no link was shaped. The times therefore say nothing about a slow "
-            "network; accuracy and bytes are not affected. Use --bandwidth to try a slow link."
-        )
     return found
 
 
@@ -96,9 +94,9 @@ def write_seconds(seconds: float | None) -> str:
         return "-"
     if seconds < 1:
         return format_duration(seconds) if seconds > 0 else "0 s"
-    if seconds < 120:
-        return f"{seconds:.1f} s" if seconds < 9.95 else f"{seconds:.0f} s"
-    return format_duration(seconds)
+    size, unit = next((size, unit) for most, size, unit in _UNITS if seconds < most)
+    value = seconds / size
+    return f"{value:.1f} {unit}" if value < 9.95 else f"{value:.0f} {unit}"
 
 
 def _was_at(outcome: Outcome, arm: ArmSummary) -> str:
@@ -151,7 +149,9 @@ def _advice(outcome: Outcome) -> str:
         return f"There is nothing to compare with: {base.name} {' and '.join(base.mishaps)}. Mend that first."
     if not base.runs:
         return ""
-    where = "without a slow link" if outcome.link == UNSHAPED else f"on a link of {link_name(outcome.link)}"
+    if outcome.link == UNSHAPED:
+        return _advice_unshaped(outcome)
+    where = f"on a link of {link_name(outcome.link)}"
     if best is None:
         if not any(arm.runs for arm in outcome.arms[1:]):
             return ""
@@ -168,13 +168,26 @@ def _advice(outcome: Outcome) -> str:
     if judged == "better":
         return f"Use {best.name} for this job {where}: it is sooner, and ends better."
     if judged == "no difference seen":
-        return (
-            f"Use {best.name} for this job {where}: it is sooner, and no loss of {outcome.metric} was seen."
-        )
+        return f"Use {best.name} for this job {where}: it is sooner, and {_none_lost(outcome)}."
     return (
         f"{best.name} is sooner {where}. Whether it ends at the same {outcome.metric} is still open "
         f"({judged.removeprefix('inconclusive, ')})."
     )
+
+
+def _advice_unshaped(outcome: Outcome) -> str:
+    """Advises by the final metric alone: without a shaped link, times say nothing of a network."""
+    fit = [arm.name for arm in outcome.arms[1:] if outcome.judge(arm) in ("better", "no difference seen")]
+    link = "No link was shaped, so times say nothing about a slow network: use --bandwidth to try one."
+    if not outcome.ended_runs or not any(arm.runs for arm in outcome.arms[1:]):
+        return link
+    if not fit:
+        return f"Of no arm is it clear that it ends as well as {outcome.arms[0].name}. {link}"
+    return f"By their final {outcome.metric}, these can be used ({_none_lost(outcome)}): {_join(fit)}. {link}"
+
+
+def _none_lost(outcome: Outcome) -> str:
+    return "no loss of accuracy was seen" if outcome.metric == "accuracy" else "no higher loss was seen"
 
 
 def _keep(base: ArmSummary) -> str:
@@ -185,7 +198,8 @@ def _paragraph(outcome: Outcome, arm: ArmSummary) -> str:
     """Says when an arm reached the target, what became of its accuracy, and what it sent."""
     said = []
     if arm.mishaps:
-        said.append(f"{sentence(arm.name)} {' and '.join(arm.mishaps)}: {outcome.judge(arm)}.")
+        is_worse = arm.diverged and not arm.failures and not outcome.arms[0].diverged
+        said.append(f"{sentence(arm.name)} {' and '.join(arm.mishaps)}{': worse' if is_worse else ''}.")
     elif not arm.runs:
         return f"{sentence(arm.name)}: {outcome.judge(arm)}."
     said += _times_said(outcome, arm)

@@ -92,6 +92,8 @@ class ProgressView:
             return
         self._told_at, self._told_value = now, value
         arm, seed = self._running
+        if progress.done is None and value is None and progress.images_per_second is None:
+            return  # the job has only begun
         known = [self._done_text(), self._value_text(value), _speed_text(progress.images_per_second)]
         if (left := self._seconds_left(arm)) is not None:
             known.append(f"{write_seconds(left)} left")

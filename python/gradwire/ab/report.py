@@ -8,6 +8,7 @@ import math
 import re
 import statistics
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
@@ -20,6 +21,7 @@ from gradwire.report.page import document, facts_list, prose, record_section, ta
 from gradwire.settings.units import format_bytes, format_duration
 
 Value = TypeVar("Value")
+_FAILED = re.compile(r", (\d+ of \d+ failed)$")
 _BRACKETS = re.compile(r"^(.*) (\[.*\])(.*)$")
 
 
@@ -28,9 +30,6 @@ class _Scale(NamedTuple):
 
     size: float
     name: str
-
-    def tick(self, value: float) -> str:
-        return f"{value / self.size:.4g}"
 
 
 _SECONDS = (_Scale(3600, "hours"), _Scale(60, "minutes"), _Scale(1, "seconds"), _Scale(1e-3, "milliseconds"))
@@ -107,8 +106,12 @@ def _methods(outcome: Outcome) -> list[str]:
 
 
 def _two_lines(titles: list[str], rows: list[list[str]]) -> tuple[list[str], list[list[str]]]:
-    """Puts what stands in brackets on a second line of its cell."""
-    return titles, [[row[0], *(_BRACKETS.sub(r"\1\3\n\2", cell) for cell in row[1:])] for row in rows]
+    """Puts intervals and counts of failed runs on a second line of their cells."""
+
+    def cut(cell: str) -> str:
+        return _FAILED.sub(r"\n\1", _BRACKETS.sub(r"\1\3\n\2", cell))
+
+    return titles, [[row[0], *map(cut, row[1:])] for row in rows]
 
 
 def _failures(outcome: Outcome) -> list[RunFailed]:
@@ -267,20 +270,21 @@ def _chart(
 ) -> str:
     scale = next((each for each in scales if most >= 2 * each.size), scales[-1])
     target = outcome.target
+    form = write_seconds if with_crossings else format_bytes
     crossings = [
-        Crossing(index, arm.seconds_to_target, write_seconds(arm.seconds_to_target))
+        Crossing(index, arm.seconds_to_target / scale.size, write_seconds(arm.seconds_to_target))
         for index, arm in enumerate(outcome.arms)
         if arm.seconds_to_target is not None
     ]
     return line_chart(
-        series,
+        [replace(row, x=tuple(x / scale.size for x in row.x)) for row in series],
         label.format(scale.name),
         outcome.metric,
-        write_seconds if with_crossings else format_bytes,
+        lambda value: form(value * scale.size),
         lambda value: _metric_tick(outcome, value),
         None if target is None else (target, f"target {write_target(outcome)}"),
         crossings=crossings if with_crossings else (),
-        x_tick=scale.tick,
+        x_tick="{:.4g}".format,
     )
 
 

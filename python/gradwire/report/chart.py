@@ -151,7 +151,10 @@ def line_chart(
     if logarithmic is None:
         logarithmic = min(xs) > 0 and max(ends) > 8 * min(ends)
     pad = 0.06 * (max(ys) - min(ys)) or abs(max(ys)) * 0.05 or 1.0
-    x_low, x_high = (min(xs) / 1.15, max(xs) * 1.15) if logarithmic else (0.0, max(xs) * 1.04 or 1.0)
+    room = (
+        (1.4 if logarithmic else 1.12) if crossings else 1.15 if logarithmic else 1.04
+    )  # for a crossing's text
+    x_low, x_high = (min(xs) / 1.15, max(xs) * room) if logarithmic else (0.0, max(xs) * room or 1.0)
     x_axis = Axis(x_low, x_high, left, width - right, logarithmic)
     y_axis = Axis(min(ys) - pad, max(ys) + pad, height - bottom, top)
     body = [
@@ -206,12 +209,16 @@ def _along(curve: Sequence[tuple[float, float]]) -> Iterator[tuple[float, float]
 
 
 def _crossings(crossings: Sequence[Crossing], x_axis: Axis, y_axis: Axis, y: float) -> str:
-    """Leads from each crossing down to the axis. A text that would run into its neighbour's stands a line higher."""
+    """Leads from each crossing down to the axis, where its text is; above the line if there is little room below it.
+
+    A text that would run into its neighbour's stands a line higher.
+    """
+    lowest = y_axis.start - 8 if y_axis.start - y > 60 else y - 12
     lines, texts = [], []
     ends: list[float] = []  # of the texts on each line, from the lowest
     for crossing in sorted(crossings, key=lambda each: each.x):
         x, colour = x_axis(crossing.x), COLOURS[crossing.series % len(COLOURS)]
-        length = 8.5 * len(crossing.text)
+        length = 7.2 * len(crossing.text)
         is_left = x + 8 + length > x_axis.end
         start = x - 6 - length if is_left else x + 6
         row = next((row for row, end in enumerate(ends) if end < start), len(ends))
@@ -226,7 +233,7 @@ def _crossings(crossings: Sequence[Crossing], x_axis: Axis, y_axis: Axis, y: flo
         bold = 'font-weight="700" paint-order="stroke" stroke="#fff" stroke-width="3"'
         anchor = "end" if is_left else "start"
         place = x - 6 if is_left else x + 6
-        texts.append(_text(place, y_axis.start - 8 - 17 * row, crossing.text, anchor, colour, bold))
+        texts.append(_text(place, lowest - 17 * row, crossing.text, anchor, colour, bold))
     return "".join(lines + texts)
 
 

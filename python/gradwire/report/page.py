@@ -25,7 +25,7 @@ h2 { font-size: 18px; margin: 36px 0 12px; }
 .verdict { background: #fff; border-left: 4px solid #0072b2; padding: 14px 18px;
   font-size: 16px; margin: 16px 0; } .verdict p { margin: 0 0 8px; } .verdict p:last-child { margin: 0; }
 .verdict .advice { font-weight: 600; font-size: 17px; } .verdict .basis { color: #616e7c; font-size: 13px; }
-.warning { background: #fff8e6; border-left: 4px solid #e69f00; padding: 12px 18px; margin: 0 0 16px; }
+.warning { background: #fff8e6; border-left: 4px solid #e69f00; padding: 12px 18px; margin: 12px 0 16px; }
 .legend { display: flex; flex-wrap: wrap; gap: 4px 22px; margin: 20px 0 12px; padding: 0; list-style: none;
   font-weight: 600; }
 .legend svg { width: 14px; height: 14px; vertical-align: -2px; margin-right: 6px; }
@@ -41,7 +41,7 @@ th, td { padding: 8px 14px; text-align: right; white-space: nowrap; border-botto
 th { color: #616e7c; font-weight: 600; } tr:last-child td { border-bottom: 0; }
 th:first-child, td:first-child { text-align: left; font-weight: 600; }
 td small { display: block; color: #616e7c; font-size: 12px; }
-.fitted th, .fitted td { padding: 8px 10px; vertical-align: top; }
+.fitted th, .fitted td { padding: 8px; vertical-align: top; }
 .fitted th { white-space: normal; vertical-align: bottom; }
 .fitted td:first-child { white-space: normal; overflow-wrap: break-word; min-width: 10.5em; }
 dl { display: grid; grid-template-columns: max-content minmax(0, 1fr); gap: 4px 20px; margin: 0; }
