@@ -18,6 +18,7 @@ sys.path.append(str(ROOT / "python"))
 from docs_site import generated, links
 
 PAGES = [path for path in files() if path.suffix == ".md"]
+NO_NETWORK = "[Errno -2]"  # Name or service not known
 API = "python/docs/reference/api/"  # its headings are made when the site is built, whose builder looks at links to them
 
 
@@ -61,6 +62,8 @@ def test_links_to_elsewhere_are_answered() -> None:
             if link.target.startswith(("http://", "https://")):
                 wanted.setdefault(link.target.partition("#")[0], f"{path}:{link.line}")
     broken = [f"{where}: {url}: {why}" for url, where in wanted.items() if (why := refusal(url))]
+    if len(broken) == len(wanted) and all(NO_NETWORK in each for each in broken):
+        pytest.skip("no address can be looked up here")
     assert not broken, "\n".join(broken)
 
 

@@ -146,6 +146,8 @@ MODULES = (
 OWN = [name for name in MODULES if not name.startswith(("gradwire.horovod", "gradwire.byteps"))]
 # nanobind's, whose signatures in the stub have the types, and which say what they raise in words.
 COMPILED = "gradwire._core"
+# Offered by a module to the package's others, and on no page.
+INTERNAL = {"SparseKeys"}
 
 
 def public(name: str) -> dict[str, Any]:
@@ -154,7 +156,7 @@ def public(name: str) -> dict[str, Any]:
     names = getattr(module, "__all__", None) or [
         n for n, value in vars(module).items() if getattr(value, "__module__", None) == name
     ]
-    found = {n: getattr(module, n) for n in names if not n.startswith("_")}
+    found = {n: getattr(module, n) for n in names if not n.startswith("_") and n not in INTERNAL}
     return {n: value for n, value in found.items() if inspect.isroutine(value) or inspect.isclass(value)}
 
 
@@ -206,7 +208,9 @@ def faults(name: str, value: Any) -> list[str]:
     parameters = [p for p in inspect.signature(value).parameters if p not in ("self", "cls")]
     known = f"{doc}\n{inspect.getdoc(value) or ''}"
     missing = (
-        [p for p in parameters if not re.search(rf"\b{re.escape(p)}\b", known)] if len(parameters) > 1 else []
+        [p for p in parameters if not re.search(rf"\b{re.escape(p)}s?\b", known)]
+        if len(parameters) > 1
+        else []
     )
     return [f"{name} does not say what {p} is" for p in missing] + [
         f"{name} does not say that it raises {error}" for error in raised(value) if error not in doc

@@ -56,7 +56,7 @@ class Sampler:
         self.epoch, self.taken = int(state["epoch"]), int(state["taken"])
 
     def share_among(self, rank: int, num_workers: int) -> None:
-        """Sets this worker's rank and the number of workers. A State calls it."""
+        """Sets this worker's rank, and num_workers, the number of workers. A State calls it."""
         self._rank, self._num_workers = rank, num_workers
 
     def _left(self) -> list[int]:
