@@ -71,7 +71,7 @@ class Line:
 
 
 class LineSplitter:
-    """Cuts a stream into lines. Of a progress bar (rewritten after each \\r) one state a second is shown."""
+    """Cuts a stream into lines. A progress bar, rewritten after each \\r, yields one line a second."""
 
     def __init__(self) -> None:
         self._pending = b""
@@ -120,7 +120,7 @@ class Splitter(Protocol):
     def unfinished(self) -> Line | None: ...
 
     def feed(self, data: bytes, now: float) -> list[Line]:
-        """Takes what was read (b"" at the end of the stream) and returns the lines it completes."""
+        """Takes what was read (b"" at the end of the stream) and returns the lines that it completes."""
         ...
 
 
@@ -146,12 +146,15 @@ Deliver = Callable[[int, signal.Signals], None]
 
 
 class NotHandedOnError(RuntimeError):
-    """A signal cannot be handed on to a worker; says why."""
+    """A signal cannot be passed on to a worker; says why."""
 
 
 class Guard:
-    """Kills the processes of a job when the launcher dies, even by SIGKILL: a tiny process that waits for its
-    pipe to close. PR_SET_PDEATHSIG alone would miss what a job's processes have started."""
+    """Kills the processes of a job when the launcher dies, even by SIGKILL.
+
+    It is a tiny process that waits for its pipe to close. PR_SET_PDEATHSIG alone would miss the descendants of a job's
+    processes.
+    """
 
     def __init__(self) -> None:
         self._process = subprocess.Popen(
@@ -192,7 +195,7 @@ class Child:
 
     @property
     def pid(self) -> int:
-        """Of the process, and of the session that it was started in."""
+        """Id of the process, and of its session."""
         return self.process.pid
 
     @property
@@ -203,12 +206,15 @@ class Child:
         return self.process.stdout if stream == "stdout" else self.process.stderr
 
     def signal_all(self, number: signal.Signals) -> None:
-        """Signals the process and all it started. Only before `reap`: the id is then still ours."""
+        """Signals the process and its descendants. Only before `reap`, while the id still belongs to it."""
         signal_session(self.pid, number)
 
     def ask_to_end(self) -> None:
-        """Asks the process and all it started to end. One on another host hears it by the end of its input, which
-        reaches it there as a signal to ssh would not. A stopped process must be continued to hear it."""
+        """Asks the process and its descendants to end.
+
+        On another host, the end of its stdin does so, because a signal to ssh does not reach it. A stopped process must
+        be continued to receive SIGTERM.
+        """
         if self.process.stdin is not None:
             with suppress(BrokenPipeError):
                 self.process.stdin.close()
@@ -217,10 +223,11 @@ class Child:
         self.signal_all(signal.SIGCONT)
 
     def hand_on(self, number: signal.Signals) -> None:
-        """Gives a signal to the program alone and not to what it has started, which may be what it saves with: a
-        loader's processes. One on another host gets it as a line of its input.
+        """Sends a signal to the program only, not to its descendants, which it may need to save: a loader's processes.
 
-        Raises: NotHandedOnError: who has started it there has no way to do so.
+        On another host, the signal is a line of its stdin.
+
+        Raises: NotHandedOnError: the launcher of the process cannot deliver it.
         """
         if self.process.stdin is not None:
             with suppress(BrokenPipeError):
@@ -244,7 +251,7 @@ class Child:
         return self.splitters[stream].feed(b"", time.monotonic())
 
     def drain(self, output: Callable[[Line], None]) -> None:
-        """Hands over what an ended process left in its pipes, and closes them."""
+        """Passes on what an ended process left in its pipes, and closes them."""
         for stream in STREAMS:
             if self.pipe(stream).closed:
                 continue
@@ -260,7 +267,7 @@ class Child:
         return self.process.wait()
 
     def is_stopped(self) -> bool:
-        """Tells whether a signal (SIGSTOP, a debugger) stopped the process: by itself it will never end."""
+        """Returns True if a signal (SIGSTOP, a debugger) stopped the process, which then never ends by itself."""
         try:
             with open(f"/proc/{self.pid}/stat", encoding="utf-8", errors="replace") as file:
                 return file.read().rpartition(")")[2].split()[0] in "tT"
@@ -309,7 +316,7 @@ def start(
 
 
 def describe_exit(returncode: int) -> str:
-    """Writes Popen's return code in words."""
+    """Describes Popen's return code in words."""
     if returncode >= 0:
         return f"ended with exit code {returncode}"
     try:

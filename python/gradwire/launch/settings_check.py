@@ -1,5 +1,7 @@
-"""What is wrong with settings that can be read, and that a job would find later: names that nothing has, text that it
-cannot parse. For `gradwire doctor`; needs the compiled part."""
+"""Finds errors in settings that a job would find later: unknown names, and text that cannot be parsed.
+
+For `gradwire doctor`; it needs the compiled part.
+"""
 
 from __future__ import annotations
 
@@ -75,7 +77,7 @@ def _require_codec(text: str, reply: str) -> None:
 
 
 def _require_reply(reply: str, compression: str | None) -> None:
-    """Without a codec in the environment it is the script's, whose replies nobody knows yet."""
+    """Checks the reply. Without a codec in the environment, the script's applies, whose replies are not known yet."""
     if compression is not None or reply in (_ANY_REPLY, "fp32"):
         return
     names = [codec["name"] for codec in _core.codecs()]

@@ -45,7 +45,7 @@ class SlurmJob(StarterJob):
         return LabelledSplitter
 
     def workers_environment(self, scheduler: str, beside: int) -> dict[str, str]:
-        """Slurm hands on all variables: none may go that says which host this one is."""
+        """Returns the workers' variables. Slurm passes on all of them, so none may name this host."""
         whole = super().workers_environment(scheduler, beside)
         wrong = ssh.OF_THIS_HOST if self.elsewhere else ()
         return {name: text for name, text in whole.items() if name not in wrong or name in self.variables}
@@ -64,7 +64,7 @@ class SlurmJob(StarterJob):
 
 
 class LabelledSplitter:
-    """Cuts one stream of `srun --label` into lines. rank None: srun's own words."""
+    """Cuts one stream of `srun --label` into lines. rank None: srun's own messages."""
 
     def __init__(self, role: str, rank: int | None, stream: Stream) -> None:
         self._role = role
@@ -74,7 +74,7 @@ class LabelledSplitter:
         self._pending = b""
 
     def feed(self, data: bytes, now: float) -> list[Line]:
-        """Takes what was read (b"" at the end of the stream) and returns the lines it completes."""
+        """Takes what was read (b"" at the end of the stream) and returns the lines that it completes."""
         *whole, self._pending = (self._pending + data).split(b"\n")
         if not data and self._pending:
             whole, self._pending = [self._pending], b""
@@ -93,9 +93,9 @@ class LabelledSplitter:
 
 
 def nodes() -> list[str]:
-    """Returns the nodes of the allocation that this process is in; outside one all that Slurm knows.
+    """Returns the nodes of this process's allocation; outside an allocation all nodes that Slurm knows.
 
-    Raises: FileNotFoundError: Slurm's commands are not on PATH. RuntimeError: what they complain of.
+    Raises: FileNotFoundError: Slurm's commands are not on PATH. RuntimeError: they fail; has their message.
     """
     if listed := os.environ.get("SLURM_JOB_NODELIST"):
         return _ask("scontrol", "show", "hostnames", listed)
@@ -103,7 +103,7 @@ def nodes() -> list[str]:
 
 
 def node_address(node: str) -> str:
-    """Returns the address of a node: of its name, or where Slurm itself reaches it.
+    """Returns the address of a node: that of its name, or that by which Slurm reaches it.
 
     Raises: RuntimeError: neither is known.
     """

@@ -1,13 +1,13 @@
-"""What `gradwire run --launcher slurm` runs in the place of srun: srun, with three things that srun has not.
+"""What `gradwire run --launcher slurm` runs in place of srun: srun, with three additions.
 
-A step outlives the srun that began it when that is killed; this one is cancelled, by a process that waits for our end
-in a session of its own. And srun's exit code is the largest of all tasks', those included that it ended because one had
-failed; ours is that of the first to fail. At SIGTERM srun kills the step; we hand SIGTERM, and other signals with which
-workers are asked to save, to its tasks.
+A step outlives its srun if that is killed; this wrapper cancels it, from a process in another session that waits for
+the wrapper's end. srun's exit code is the largest of all tasks, including tasks that it ended after a failure; the
+wrapper's is that of the first failure. On SIGTERM srun kills the step; the wrapper passes SIGTERM, and other signals
+that ask workers to save, on to the tasks.
 
     python srun_wrapper.py NAME srun --job-name=NAME ...
 
-Needs only the standard library, so that it starts at once.
+It needs only the standard library, so that it starts at once.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _SIGNALS = {str(signal.strsignal(number)).encode(): number for number in signal.
 
 
 def code_of(line: bytes) -> int | None:
-    """Returns the exit code of the tasks whose failure a line of srun tells, as a shell has it; None: it tells none."""
+    """Returns the shell exit code of the tasks whose failure a line of srun reports; None if it reports none."""
     told = _FAILED.match(line)
     if told is None:
         return None
@@ -53,7 +53,7 @@ def steps_named(name: str) -> list[str]:
 
 
 def cancel(name: str) -> None:
-    """Cancels the step or job of a name, wherever it is in its life."""
+    """Cancels the step or job of a name, in whatever state it is."""
     with contextlib.suppress(OSError, subprocess.TimeoutExpired):
         for of in ([[step] for step in steps_named(name)], [["--me", f"--name={name}"]]):
             for words in of:
@@ -61,7 +61,7 @@ def cancel(name: str) -> None:
 
 
 def signal_tasks(name: str, number: int) -> None:
-    """Hands a signal to the tasks of the step of a name."""
+    """Sends a signal to the tasks of the step of a name."""
     with contextlib.suppress(OSError, subprocess.TimeoutExpired):
         for step in steps_named(name):
             words = ["scancel", f"--signal={number}", step]
@@ -69,7 +69,7 @@ def signal_tasks(name: str, number: int) -> None:
 
 
 def watch(name: str) -> int:
-    """Starts a process that cancels what has this name when we end without a word. Returns where to write the word."""
+    """Starts a process that cancels this name if this process ends without a message. Returns where to write it."""
     ours, its = os.pipe()[::-1]
     if os.fork() == 0:
         os.setsid()

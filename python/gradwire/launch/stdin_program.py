@@ -1,4 +1,4 @@
-"""Whether a command reads its program from stdin, which the workers of a job have not: `python3 - < train.py`."""
+"""Detects commands that read their program from stdin, which workers do not have: `python3 - < train.py`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _PROGRAM_OF_SHELL = re.compile(r"-[A-Za-z]*c")
 
 
 def reads_program_from_stdin(command: Sequence[str]) -> bool:
-    """Whether command is an interpreter (Python or a shell) without a program in its arguments, or names /dev/stdin."""
+    """Returns True if command is an interpreter (Python or a shell) without a program, or names /dev/stdin."""
     if "/dev/stdin" in command:
         return True
     if not command or _INTERPRETER.fullmatch(command[0]) is None:

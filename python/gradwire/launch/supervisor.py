@@ -1,8 +1,7 @@
-"""Runs every process of a job, watches them, and leaves none behind.
+"""Runs all processes of a job, watches them, and leaves none behind.
 
-`run_job` is what `gradwire run`, `gradwire ab` and `gradwire bench` stand on. It runs in the caller's thread,
-with one selector over the children's pipes, their pidfds and this process's signals; it kills by id, never by
-name.
+`gradwire run`, `gradwire ab` and `gradwire bench` use `run_job`. It runs in the caller's thread, with one selector over
+the children's pipes, their pidfds and this process's signals. It kills by id, never by name.
 
 A job goes through these phases, each with at most one deadline:
 
@@ -10,9 +9,10 @@ A job goes through these phases, each with at most one deadline:
         \\__________|___________|____ failing -> stopping -> killing -> (all gone)
          \\_________|___________|______|_ saving __/
 
-failing: a process failed, and the others get notice_seconds + 3 s to name it and end. saving: the launcher got
-SIGTERM, and so did the workers, which get grace_period to save and end; servers and scheduler serve them meanwhile.
-stopping: SIGTERM was sent to all that are left.
+failing: a process failed. The others get notice_seconds + 3 s to name it and end.
+saving: the launcher and the workers got SIGTERM. Workers get grace_period to save and end; servers and scheduler serve
+them meanwhile.
+stopping: all remaining processes got SIGTERM.
 """
 
 from __future__ import annotations
@@ -64,8 +64,17 @@ _LONGEST_WAIT = 3600.0  # one look at the children an hour; the system's own lim
 
 @dataclass(frozen=True)
 class JobResult:
-    """How a job ended: exit_code 0 without a failure, or where it went on without those that failed, which are in lost;
-    interrupted is the signal that stopped it, if any."""
+    """How a job ended.
+
+    Attributes:
+        exit_code: 0 if no process failed, or if the job went on without those in lost.
+        failed_role, failed_rank: the process that failed first; None if none did.
+        wall_seconds: duration of the job.
+        cause: describes the failure.
+        interrupted: the signal that stopped the job, if any.
+        lost: descriptions of workers that failed and that the job went on without.
+        restarted: number of workers that were restarted.
+    """
 
     exit_code: int
     failed_role: str | None
@@ -77,9 +86,13 @@ class JobResult:
     restarted: int = 0
 
     def require_success(self, who: str, last_lines: Sequence[str] = ()) -> None:
-        """Returns where no process failed. who begins the message of one that did, which ends with last_lines.
+        """Returns if no process failed.
 
-        Raises: KeyboardInterrupt: the job was stopped by a signal. RuntimeError: it failed.
+        Args:
+            who: begins the error message.
+            last_lines: output that ends the error message.
+
+        Raises: KeyboardInterrupt: a signal stopped the job. RuntimeError: the job failed.
         """
         if self.interrupted is not None:
             raise KeyboardInterrupt
@@ -108,30 +121,31 @@ def run_job(
 
     Args:
         command: program and arguments of a worker.
-        workers: how many, at least 1.
-        servers: how many; 0: none, for stores that need none; None: one per worker, ended quietly if none is used.
-        env: variables for all processes, over this process's own; GRADWIRE_* reach the servers' flags too.
-        worker_env: further variables for the worker of a rank.
-        placement: where role ("worker", "server", "scheduler") and rank runs; None, or returning None: here.
-        output: takes each line that a process writes; unset: lines are dropped.
-        report: takes what the launcher itself has to say; unset: nothing is said.
-        timeout: seconds after which the job is stopped with exit code 124.
-        restarts: with GRADWIRE_ON_FAILURE=continue, how often a worker is started in the place of one that failed.
-        joins: the scheduler of a running job of that kind, to which the workers are added; nothing else is started.
-        role_env: variables for all of a role, "worker" or "server", over env.
-        stdin_rank: the worker, here, that reads this process's stdin; None: none does.
-        unfinished: takes what has come of a line whose end is awaited, such as a prompt; output takes the whole line.
+        workers: number of workers, at least 1.
+        servers: number of servers. 0: none, for stores that need none. None: one per worker, which end quietly if
+            unused.
+        env: variables for all processes, over this process's own. GRADWIRE_* also set the servers' options.
+        worker_env: returns further variables for the worker of a rank.
+        placement: returns the host of a role ("worker", "server", "scheduler") and rank; None: this machine.
+        output: takes each line that a process writes. Default: lines are dropped.
+        report: takes the launcher's own messages. Default: they are dropped.
+        timeout: seconds after which the job is stopped with exit code 124. Default: no limit.
+        restarts: number of failed workers that are restarted, with GRADWIRE_ON_FAILURE=continue. Default: 0.
+        joins: scheduler of a running elastic job, to which the workers are added. Nothing else is started then.
+        role_env: variables for a role, "worker" or "server", over env.
+        stdin_rank: worker on this machine that reads this process's stdin; None: none does.
+        unfinished: takes the beginning of an unfinished line, such as a prompt. output still takes the whole line.
 
-    Returns: the first failing process's name and its own exit code (128 + n for signal n). With
-        GRADWIRE_ON_FAILURE=continue a worker's failure counts only where no worker is left, none of which has come to
-        the end: then that of the last; a job that cannot go on (too few workers, a server's death) ends with the code
-        of the server, or with 1, the scheduler's. On SIGTERM or SIGHUP (main thread only) workers get SIGTERM and
-        GRADWIRE_GRACE_PERIOD to end, then the others are stopped; on SIGINT all are stopped within 2 s, and on a
-        second one at once. exit_code is then 128 + the signal. SIGUSR1, SIGUSR2 and SIGQUIT are handed to the workers.
+    Returns: the first failing process and its exit code (128 + n for signal n). With GRADWIRE_ON_FAILURE=continue, a
+        worker's failure counts only if no worker is left and none has finished; then the last one's counts. If such a
+        job cannot go on (too few workers, a dead server), the exit code is the server's, or 1, the scheduler's. On
+        SIGTERM or SIGHUP (main thread only), workers get SIGTERM and GRADWIRE_GRACE_PERIOD to end; then the others are
+        stopped. On SIGINT all are stopped within 2 s, on a second one at once. exit_code is then 128 + the signal.
+        SIGUSR1, SIGUSR2 and SIGQUIT are passed on to the workers.
 
     Raises:
         ValueError: bad counts or a bad setting.
-        OSError: a program is not there or cannot be started.
+        OSError: a program does not exist or cannot be started.
     """
     job = make_job(
         command, workers, servers, env, worker_env, placement, restarts, joins, role_env, stdin_rank
@@ -144,7 +158,7 @@ def run_job(
 def check_job(
     command: Sequence[str], workers: int, servers: int | None, env: Mapping[str, str] | None = None
 ) -> None:
-    """Finds what run_job would refuse, before a long run of jobs begins. Arguments and errors: as for run_job."""
+    """Raises what run_job would raise, before a long series of jobs begins. Arguments and errors: as run_job."""
     settings = make_job(command, workers, servers, env).settings
     check_names(None, settings.reply, settings.interface)
 
@@ -156,7 +170,7 @@ def run_prepared(
     timeout: float | None = None,
     unfinished: Callable[[Line], None] | None = None,
 ) -> JobResult:
-    """As run_job, of a job that was made already."""
+    """Runs a job that was made already. Otherwise as run_job."""
     return _Run(job, output, report, timeout, unfinished).to_the_end()
 
 
@@ -277,7 +291,7 @@ class _Run:
             self._set_phase("killing")
 
     def _set_phase(self, phase: Phase, seconds: float | None = None, then: float = 0.0) -> None:
-        """then: seconds more, once it has been said who is awaited."""
+        """then: further seconds, after a message that says who is awaited."""
         self.phase = phase
         self.patience = then
         self.deadline = None if seconds is None else time.monotonic() + seconds
@@ -310,7 +324,7 @@ class _Run:
         self._start_all(endpoint)
 
     def _start_all(self, endpoint: str) -> None:
-        """Starts all but the scheduler; where a job is joined, its new workers alone."""
+        """Starts all but the scheduler. If the job joins another, starts its new workers only."""
         self.endpoint = endpoint
         self._set_phase("running")
         if advice := self.job.advice(endpoint):
@@ -350,19 +364,19 @@ class _Run:
             self.selector.register(child.pipe(stream), selectors.EVENT_READ, on_output)
 
     def _is_host_busy(self, host: Host) -> bool:
-        """Whether so many connect to a host that sshd might refuse one more."""
+        """Returns True if sshd of the host might refuse one more connection."""
         names = [other.host.name for other in self.connecting.values() if isinstance(other.host, SshHost)]
         return isinstance(host, SshHost) and names.count(host.name) >= LAUNCHES_AT_ONCE
 
     def _start_waiting(self) -> None:
-        """Starts those whose host can take one more; who has to wait waits on, in the same order."""
+        """Starts waiting processes whose host can take one more. The others keep waiting, in the same order."""
         waiting, self.waiting = self.waiting, []
         for process in waiting:
             if self.phase == "running":
                 self._spawn(process)
 
     def _has_another_try(self, child: Child, code: int) -> bool:
-        """Has ssh try once more where it has failed before it reached the host: others may have kept sshd busy."""
+        """Retries ssh once if it failed before it reached the host: sshd may have been busy."""
         process = self.connecting.pop(child, None)
         if process is None or code != UNREACHABLE or process in self.retried or self.phase != "running":
             return False
@@ -413,7 +427,7 @@ class _Run:
             self._judge(child, code)
 
     def _bury(self, child: Child) -> int:
-        """Collects an ended child, ends what it started and left behind, and hands over its last lines."""
+        """Collects an ended child, kills what it left behind, and passes on its last lines."""
         child.signal_all(signal.SIGKILL)
         self.alive.remove(child)
         self.selector.unregister(child.pidfd)
@@ -467,7 +481,7 @@ class _Run:
             self._give_up()
 
     def _look_at(self, child: Child) -> str:
-        """Says which program a scheduler was that has not come as far as to say where it listens."""
+        """Returns a hint on the scheduler's program, if it ended before it announced its address."""
         if child.role != "scheduler":
             return ""
         return (
@@ -475,13 +489,15 @@ class _Run:
         )
 
     def _is_mirrored(self, child: Child) -> bool:
-        """Whether a child is a server whose end the job can do without, or could while workers needed it."""
+        """Returns True for a server whose end the job survives, or would have survived while workers needed it."""
         serves = child.role == "server" and self.job.settings.replicas > 0
         return serves and self.phase in ("running", "draining")
 
     def _reconsider(self, child: Child, words: str, code: int) -> None:
-        """Takes what is heard late for the cause. A process that has heard of another's failure may end before that
-        one does; where other programs watch the processes, its exit code, 1, is all that tells.
+        """Replaces the cause of the failure if a later report shows the real one.
+
+        A process that was notified of another's failure may end before that one does. If other programs watch the
+        processes, its exit code, 1, is the only sign.
         """
         if self.failed is None:
             return
@@ -492,8 +508,9 @@ class _Run:
             self.failed, self.cause, self.exit_code = child, words, code
 
     def _goes_on_without(self, child: Child, words: str, code: int) -> bool:
-        """Notes a worker's failure that does not end the job, and starts another in its place while it may. Where
-        none is left it does: the scheduler says why, if they had met.
+        """Records a worker's failure that does not end the job, and restarts the worker if restarts are left.
+
+        If no worker is left, the job ends. The scheduler says why, if the workers had joined.
         """
         if not self.job.goes_on or child.role != "worker":
             return False
@@ -522,7 +539,7 @@ class _Run:
         return bool(self._workers()) or any(process.role == "worker" for process in self.waiting)
 
     def _is_awaited(self, child: Child) -> bool:
-        """Whether a child must end by itself when the job is over: nobody may ever have met the others."""
+        """Returns True if a child must end by itself when the job is over. Unused servers may never have joined."""
         return child.role == "worker" or self.job.servers_asked_for
 
     def _fail(self, child: Child | None, cause: str, exit_code: int) -> None:
@@ -530,7 +547,7 @@ class _Run:
         self.failed, self.cause, self.exit_code = child, cause, exit_code
 
     def _say_who_failed_first(self) -> None:
-        """The last word: what others have said since follows from it."""
+        """Names the first failure in the last line: messages of other processes since then follow from it."""
         assert self.failed is not None
         role, rank = self.failed.role, self.failed.rank
         name, error = self.failed.name, self.tracebacks.of(role, rank)
@@ -549,7 +566,7 @@ class _Run:
         self._set_phase("failing", self.patience)
 
     def _give_up(self) -> None:
-        """Stops those that a failure has not ended."""
+        """Stops the processes that did not end after a failure."""
         for child in self.alive:
             if not self._is_awaited(child):
                 continue
@@ -564,7 +581,7 @@ class _Run:
             child.ask_to_end()
 
     def _save(self) -> None:
-        """Asks workers to end, and lets them save, for which they may need servers and scheduler."""
+        """Asks workers to end and lets them save, for which they may need servers and scheduler."""
         if not self.job.lets_workers_save:
             self.report("this launcher gives workers no time to save (--grace); ending them")
             self._stop()
@@ -581,7 +598,7 @@ class _Run:
             child.signal_all(signal.SIGKILL)
 
     def _kill_all(self) -> None:
-        """Leaves nothing, whatever interrupted the loop."""
+        """Kills all remaining processes, whatever interrupted the loop."""
         for child in self.alive:
             child.signal_all(signal.SIGKILL)
         for child in self.alive:
@@ -618,7 +635,7 @@ class _Run:
                 self.report(f"{given.name}: {error}")
 
     def _catch_signals(self) -> Callable[[], None]:
-        """Turns signals into events of the loop. Returns what undoes it."""
+        """Turns signals into events of the loop. Returns a function that restores the handlers."""
         if threading.current_thread() is not threading.main_thread():
             return lambda: None
         reader, writer = os.pipe()

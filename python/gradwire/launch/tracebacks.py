@@ -1,4 +1,4 @@
-"""Which errors a job's processes have ended with, as their tracebacks say on stderr."""
+"""Finds the errors that ended a job's processes in the tracebacks on their stderr."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ _LONGEST = 400  # characters
 
 
 class Tracebacks:
-    """Takes the lines of a job's processes, and knows the last error of each."""
+    """Reads the lines of a job's processes, and keeps the last error of each."""
 
     def __init__(self) -> None:
         self._open: set[tuple[str, int | None]] = set()  # who is in the middle of one
         self._errors: dict[tuple[str, int | None], str] = {}
 
     def take(self, line: Line) -> None:
-        """Takes the next line that a process has written."""
+        """Reads the next line of a process."""
         who = (line.role, line.rank)
         if line.stream != "stderr":
             return
@@ -32,15 +32,15 @@ class Tracebacks:
             self._errors[who] = line.text[:_LONGEST]
 
     def of(self, role: str, rank: int | None) -> str | None:
-        """Returns the error of a process, "ValueError: boom"; None: it wrote no traceback."""
+        """Returns the error of a process, such as "ValueError: boom"; None if it wrote no traceback."""
         return self._errors.get((role, rank))
 
     def is_of_another(self, role: str, rank: int | None) -> bool:
-        """Whether a process ended because another one failed."""
+        """Returns True if a process ended because another one failed."""
         return _OF_ANOTHER.match(self._errors.get((role, rank), "")) is not None
 
     def first_own(self, role: str) -> tuple[int | None, str] | None:
-        """Returns rank and error of the first of a role that ended with an error of its own; None: none has."""
+        """Returns rank and error of the first process of a role that ended with its own error; None if none did."""
         for (of_role, rank), error in self._errors.items():
             if of_role == role and not self.is_of_another(of_role, rank):
                 return rank, error

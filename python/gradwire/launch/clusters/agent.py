@@ -1,5 +1,7 @@
-"""What all agents share. An agent is the process here that stands for all workers, or all servers, of a job there: it
-submits them, writes their lines, ends with the exit code of the first that fails, and leaves nothing behind.
+"""What all agents of clusters have in common.
+
+An agent is a local process that stands for all workers, or all servers, of a job in a cluster. It submits them, writes
+their lines, ends with the exit code of the first failure, and leaves nothing behind.
 """
 
 from __future__ import annotations
@@ -21,19 +23,21 @@ RANK_VARIABLES = (RANK, "DMLC_RANK")
 
 
 def command(agent: str, order: Mapping[str, Any], words: Sequence[str]) -> list[str]:
-    """Returns the command of an agent. agent: its module. order: what main() reads; no secrets, all can read it."""
+    """Returns the command of an agent. agent: its module. order: what main() reads; no secrets, because all users can
+    read it.
+    """
     return [sys.executable, "-m", agent, json.dumps(order), *words]
 
 
 def script(environment: Mapping[str, str], names: Collection[str], words: Sequence[str]) -> str:
-    """Returns lines for sh that run a command under the variables named, its rank in $rank and no input."""
+    """Returns lines for sh that run a command with the variables named, its rank in $rank, and no input."""
     lines = [f"export {name}={shlex.quote(environment[name])}" for name in sorted(names)]
     lines += [f'export {name}="$rank"' for name in RANK_VARIABLES]
     return "\n".join([*lines, f"{shlex.join(words)} </dev/null"]) + "\n"
 
 
 def deliver(pid: int, number: signal.Signals) -> None:
-    """As child.Deliver, for an agent: SIGTERM asks it to end what it stands for; it can hand no other signal on."""
+    """child.Deliver of an agent: SIGTERM asks it to end the tasks; it cannot pass on other signals."""
     if number != signal.SIGTERM:
         raise NotHandedOnError(
             "signals do not reach a cluster's tasks from here; send it with the cluster's own tools"
@@ -43,8 +47,10 @@ def deliver(pid: int, number: signal.Signals) -> None:
 
 @contextlib.contextmanager
 def cancelled_at_the_end(cancel: Callable[[], None]) -> Iterator[None]:
-    """Cancels what the block has submitted: when it ends, when a signal asks us to, and, from a process of its own,
-    when we are killed. cancel may be called twice; it has seconds."""
+    """Cancels what the block has submitted: when it ends, on a signal, and when this process is killed.
+
+    For the last case a separate process watches. cancel may be called twice, and has a few seconds.
+    """
     word = _watch(cancel)
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, _leave)
@@ -62,7 +68,7 @@ def _leave(number: int, _: object) -> None:
 
 
 def _watch(cancel: Callable[[], None]) -> int:
-    """Starts the process that cancels if we end without a word. Returns where to write the word."""
+    """Starts a process that cancels if this one ends without a message. Returns where to write the message."""
     ours, its = os.pipe()[::-1]
     if os.fork() == 0:
         os.setsid()
@@ -78,7 +84,7 @@ def _watch(cancel: Callable[[], None]) -> int:
 
 
 class Failure:
-    """The failure that counts of those that are heard of, with the time that the others have after the first."""
+    """The failure that counts, and the time that other tasks have after the first."""
 
     def __init__(self, notice_seconds: float) -> None:
         self._notice_seconds = notice_seconds
@@ -86,8 +92,11 @@ class Failure:
         self._until = float("inf")
 
     def hear(self, rank: int, code: int, words: str = "") -> None:
-        """Takes the end of a rank. Clusters tell in any order, and 1 is the code of who has heard of another's failure:
-        any other goes before it."""
+        """Records the end of a rank.
+
+        Clusters report ends in any order. Exit code 1 is that of tasks that were notified of another's failure, so any
+        other code takes precedence.
+        """
         if code == 0:
             return
         if self.code == 0:
@@ -98,16 +107,16 @@ class Failure:
 
     @property
     def is_over(self) -> bool:
-        """Whether the others have had their time."""
+        """Returns True if the other tasks have had their time."""
         return time.monotonic() > self._until
 
 
 def write_line(stream: int, rank: int | None, line: bytes) -> None:
-    """Writes a line as `srun --label` does, so that LabelledSplitter knows whose it is. rank None: our own words."""
+    """Writes a line as `srun --label` does, for LabelledSplitter. rank None: the agent's own message."""
     label = b"" if rank is None else b"%d: " % rank
     os.write(stream, label + line.rstrip(b"\n") + b"\n")
 
 
 def say(text: str) -> None:
-    """Writes a line of ours to stderr."""
+    """Writes a message of the agent to stderr."""
     write_line(2, None, text.encode())

@@ -1,4 +1,4 @@
-"""Jobs that are submitted from this machine to a cluster which chooses their machines and has queues: SGE and YARN."""
+"""Jobs that are submitted to a cluster with queues, which chooses their machines: SGE and YARN."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ class ClusterJob(StarterJob):
     @classmethod
     @abstractmethod
     def machines(cls) -> list[str]:
-        """Returns the names of those on which the cluster runs jobs.
+        """Returns the names of the machines on which the cluster runs jobs.
 
-        Raises: FileNotFoundError: its commands are not on PATH. RuntimeError: what they complain of.
+        Raises: FileNotFoundError: its commands are not on PATH. RuntimeError: they fail; has their message.
         """
 
     @abstractmethod
     def own_order(self) -> dict[str, Any]:
-        """Returns what this cluster's agent is told beyond what all are."""
+        """Returns what this cluster's agent needs beyond what all agents get."""
 
     @property
     def rank_variable(self) -> str:

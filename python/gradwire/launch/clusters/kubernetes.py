@@ -33,7 +33,7 @@ _OF_THE_IMAGE = frozenset(
 
 @dataclass(frozen=True)
 class Pod:
-    """Where a process of the job runs: nobody knows yet."""
+    """The host of a process in a pod, which is not known yet."""
 
     address: str = "0.0.0.0"
     namespace: None = None
@@ -75,11 +75,11 @@ class KubernetesJob(Job):
         return Manifest(self.name, self.image, key, self.cores, self.memory, self.settings.grace_period)
 
     def documents(self) -> list[Document]:
-        """Returns all that the job is made of, in the order in which it is made."""
+        """Returns all objects of the job, in the order in which they are made."""
         return [*self._of_scheduler(), *([self._of_servers()] if self.servers else []), self._of_workers()]
 
     def scheduler(self, announce_fd: int) -> Process:
-        """Its agent says where it listens, which is known before."""
+        """Returns the scheduler's process. Its agent announces the address, which is known beforehand."""
         more = {"announce": announce_fd, "endpoint": self.manifest.endpoint}
         return self._agent("scheduler", 1, self._of_scheduler(), **more)
 

@@ -1,5 +1,6 @@
-"""What `gradwire run --launcher kubernetes` runs here for the pods of a role: makes them, shows what they write, ends
-with the exit code of the first that fails, and deletes them.
+"""The local process of `gradwire run --launcher kubernetes` for the pods of a role.
+
+It makes the pods, shows what they write, ends with the exit code of the first failure, and deletes them.
 
     python -m gradwire.launch.clusters.kubernetes_agent '{"selector": ..., "tasks": ...}'
 """
@@ -78,8 +79,11 @@ def _state(containers: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
 
 
 def first_failure(pods: list[PodState]) -> PodState | None:
-    """Returns the pod that failed first. Of those that did in the same second, which is all that Kubernetes tells, not
-    one that was asked to end, and rather not one with exit code 1: so do those end who hear of another's failure."""
+    """Returns the pod that failed first.
+
+    Kubernetes reports times in seconds. Among failures of the same second, a pod that was asked to end does not count,
+    and one with exit code 1 counts last: pods that were notified of another's failure end so.
+    """
     failed = [pod for pod in pods if pod.code]
     return min(failed, key=lambda pod: (pod.ended_at, pod.code == 143, pod.code == 1, pod.rank), default=None)
 
@@ -105,7 +109,7 @@ class Pods:
         ).returncode
 
     def delete(self) -> None:
-        """Has them deleted, with what belongs to them, and does not wait for it."""
+        """Deletes the pods and what belongs to them, without waiting."""
         words = ["kubectl", "delete", "jobs,services,secrets", *self._where, *self._selected]
         with contextlib.suppress(OSError, subprocess.TimeoutExpired):
             subprocess.run(
@@ -113,7 +117,7 @@ class Pods:
             )
 
     def let_end(self) -> None:
-        """Has them deleted, and waits until they have ended, with what they write until then: they may save."""
+        """Deletes the pods, and waits until they have ended, with their output: they may save."""
         seconds = self._order["grace_seconds"]
         words = ["kubectl", "delete", "jobs", *self._where, *self._selected, "--ignore-not-found"]
         with contextlib.suppress(OSError, subprocess.TimeoutExpired):
@@ -125,9 +129,9 @@ class Pods:
         self.finish()
 
     def look(self) -> tuple[list[PodState], str]:
-        """Returns the pods that there are, and why the Job has failed, if it has.
+        """Returns the existing pods, and why the Job has failed, if it has.
 
-        Raises: TimeoutError: Kubernetes has not answered for a minute.
+        Raises: TimeoutError: Kubernetes has not replied for a minute.
         """
         words = ["kubectl", "get", "jobs,pods", *self._where, *self._selected, "--output", "json"]
         try:
@@ -147,7 +151,9 @@ class Pods:
         return [read_pod(item) for item in items if item["kind"] == "Pod"], why
 
     def follow(self, to_the_end: bool) -> None:
-        """Begins to hand on what they write. to_the_end: also what is still to come. Once more: from now on."""
+        """Starts to pass on the pods' output. to_the_end: also what is still to come. A second call continues from now
+        on.
+        """
         words = ["kubectl", "logs", *self._where, *self._selected, "--container", self._order["role"]]
         words += ["--prefix", "--tail=-1", "--ignore-errors", f"--max-log-requests={self._order['tasks']}"]
         words += ["--follow"] if to_the_end else []
@@ -165,15 +171,16 @@ class Pods:
             agent.write_line(1, rank, line if told is None else told[2])
 
     def finish(self) -> None:
-        """Hands on the last that they have written."""
+        """Passes on the pods' last output."""
         if self._reader is None:
             self.follow(to_the_end=False)
         assert self._reader is not None
         self._reader.join(_LAST_WORDS_SECONDS)
 
     def watch(self) -> int:
-        """Waits until all have ended, or the others have had their time since the first failed. Returns that one's
-        exit code."""
+        """Waits until all pods have ended, or the others have had their time after the first failure. Returns its exit
+        code.
+        """
         first, until = 0, float("inf")
         while True:
             pods, why = self.look()
@@ -189,7 +196,7 @@ class Pods:
             time.sleep(_LOOK_SECONDS)
 
     def _go_on_following(self, pods: list[PodState]) -> None:
-        """Follows them once all have started, and again where kubectl was cut off, as it is after some hours."""
+        """Follows the pods once all have started, and again when kubectl was cut off, as happens after some hours."""
         running = [pod for pod in pods if pod.started and not pod.ended_at]
         if self._reader is None:
             if sum(pod.started for pod in pods) == self._order["tasks"]:
@@ -198,7 +205,7 @@ class Pods:
             self.follow(to_the_end=True)
 
     def _is_hopeless(self, pods: list[PodState]) -> bool:
-        """Tells what pods wait for, each reason once, and whether one of them waits in vain."""
+        """Reports what pods wait for, each reason once. Returns True if one of them waits in vain."""
         waiting = [pod for pod in pods if not pod.started and pod.waits_for]
         for pod in waiting:
             reason = pod.waits_for.split()[0]

@@ -1,7 +1,7 @@
-"""What `gradwire run --launcher sge` runs here for an array job: qsub, with what qsub has not.
+"""The local process of `gradwire run --launcher sge` for an array job: qsub, with output, exit code and clean-up.
 
-qsub knows no output but files, so they are followed as they grow. Its own exit code is not that of the first task that
-fails, and the array outlives it when it is killed; both are made good.
+qsub writes output to files only, so they are followed as they grow. Its exit code is not that of the first failing
+task, and the array survives when qsub is killed. The agent corrects both.
 
     python -m gradwire.launch.clusters.sge_agent '{"name": ..., "tasks": ...}' CMD...
 """
@@ -33,8 +33,7 @@ _ENDED = re.compile(
 
 
 def code_of(line: bytes) -> tuple[int, int] | None:
-    """Returns the rank and the exit code, as a shell has it, of the task whose end a line of qsub tells; None: it
-    tells none."""
+    """Returns rank and shell exit code of the task whose end a line of qsub reports; None if it reports none."""
     told = _ENDED.match(line)
     if told is None:
         return None
@@ -46,7 +45,7 @@ def code_of(line: bytes) -> tuple[int, int] | None:
 
 
 class GrowingFiles:
-    """The files that tasks write: out.RANK and err.RANK in a folder. Hands on whole lines, behind their rank."""
+    """The files that tasks write: out.RANK and err.RANK in a folder. Passes on whole lines, with their rank."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -54,8 +53,11 @@ class GrowingFiles:
         self._pending: dict[Path, bytes] = {}
 
     def hand_on(self) -> None:
-        """Hands on what has come since the last call. Each file is opened anew: over NFS only who opens a file after
-        its writer has closed it is sure to see all."""
+        """Passes on what has come since the last call.
+
+        Each file is opened again: over NFS, only a reader that opens a file after its writer closed it is sure to see
+        all.
+        """
         for path in sorted(self._folder.glob("*.[0-9]*")):
             with path.open("rb") as file:
                 file.seek(self._read.get(path, 0))
@@ -65,7 +67,7 @@ class GrowingFiles:
                 self._write(path, line)
 
     def finish(self) -> None:
-        """Hands on what is left, lines without an end included."""
+        """Passes on the rest, also lines without an end."""
         self.hand_on()
         for path, line in self._pending.items():
             if line:
@@ -76,15 +78,18 @@ class GrowingFiles:
 
 
 def cancel(name: str, folder: Path) -> None:
-    """Deletes the array job of a name, wherever it is in its life, and its files."""
+    """Deletes the array job of a name, in whatever state it is, and its files."""
     with contextlib.suppress(OSError, subprocess.TimeoutExpired):
         subprocess.run(["qdel", name], capture_output=True, timeout=_ASK_SECONDS)
     shutil.rmtree(folder, ignore_errors=True)
 
 
 def write_script(folder: Path, variables: Sequence[str], words: Sequence[str]) -> None:
-    """Writes what every task runs. It holds the job's key: the folder is ours alone, and qsub's own copy of what it is
-    given, which others may read, only names this file."""
+    """Writes the script of every task.
+
+    It holds the job's key. Only the owner can read the folder, and qsub's own copy, which others may read, only names
+    this file.
+    """
     into = shlex.quote(str(folder))
     head = f"rank=$((SGE_TASK_ID - 1))\nexec >{into}/out.$rank 2>{into}/err.$rank\n"
     (folder / "task").write_text(head + agent.script(os.environ, variables, ["exec", *words]))
@@ -106,8 +111,10 @@ def submit(order: Mapping[str, Any], folder: Path) -> subprocess.Popen[bytes]:
 
 
 def follow(qsub: subprocess.Popen[bytes], files: GrowingFiles, notice_seconds: float) -> int:
-    """Hands on what tasks write until all have ended, or one has failed and the others have had their time. Returns its
-    exit code, else qsub's."""
+    """Passes on the tasks' output until all have ended, or the others have had their time after the first failure.
+
+    Returns: the exit code of the first failure, else qsub's.
+    """
     assert qsub.stdout is not None
     failure = agent.Failure(notice_seconds)
     while not failure.is_over:

@@ -1,5 +1,6 @@
-"""What `gradwire run --launcher yarn` runs here for a service: launches it, shows what its containers write, ends with
-the exit code of the first that fails, and destroys it.
+"""The local process of `gradwire run --launcher yarn` for a service.
+
+It launches the service, shows what its containers write, ends with the exit code of the first failure, and destroys it.
 
     python -m gradwire.launch.clusters.yarn_agent '{"name": ..., "tasks": ...}' CMD...
 """
@@ -67,7 +68,7 @@ def program_of(order: Mapping[str, Any], address: tuple[str, int], token: str, w
 
 
 def cancel(name: str) -> None:
-    """Destroys the service: its containers, and what YARN keeps of it, the job's key included."""
+    """Destroys the service: its containers, and what YARN stores of it, with the job's key."""
     with contextlib.suppress(OSError, subprocess.TimeoutExpired):
         subprocess.run(["yarn", "app", "-destroy", name], capture_output=True, timeout=_ASK_SECONDS)
 
@@ -82,7 +83,7 @@ def launch(definition: Mapping[str, Any]) -> int:
 
 
 def state_of(name: str) -> str:
-    """Returns what YARN says of the service; "": nothing that can be read."""
+    """Returns the state of the service that YARN reports; "" if its output cannot be read."""
     with contextlib.suppress(OSError, subprocess.TimeoutExpired, ValueError):
         words = ["yarn", "app", "-status", name]
         asked = subprocess.run(words, capture_output=True, text=True, timeout=_ASK_SECONDS, check=False)

@@ -1,1 +1,1 @@
-"""Processes on other machines: ssh, and what is sent along for machines without gradwire."""
+"""Processes on other machines: ssh, and modules that are sent to machines without gradwire."""

@@ -1,4 +1,4 @@
-"""Programs for machines that may not have gradwire: a module of ours as one text, with those that it needs."""
+"""Programs for machines that may not have gradwire: a module and its dependencies as one text."""
 
 from __future__ import annotations
 

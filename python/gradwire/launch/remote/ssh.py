@@ -53,7 +53,7 @@ class HostUnreachable(RuntimeError):
 
 
 def forwarded(environment: Mapping[str, str], asked_for: Collection[str]) -> dict[str, str]:
-    """Returns the variables that go to other hosts: the job's, where programs lie, and those asked for by name."""
+    """Returns the variables that go to other hosts: the job's, those for paths of programs, and those of --env."""
     return {
         name: value
         for name, value in environment.items()
@@ -65,13 +65,14 @@ def forwarded(environment: Mapping[str, str], asked_for: Collection[str]) -> dic
 
 @dataclass(frozen=True)
 class SshHost:
-    """A host behind ssh.
+    """A host that ssh reaches.
 
     Attributes:
-        name: as ssh takes it. address: under which the job's other hosts reach it.
+        name: the host as ssh takes it.
+        address: its address for the job's other hosts.
         ssh: the program, with the user's options.
         folder: where processes run there.
-        variables: names of those that go there beside the job's own.
+        variables: names of variables that go there besides the job's own.
     """
 
     name: str
@@ -82,7 +83,7 @@ class SshHost:
     namespace: None = None
 
     def popen(self, command: Sequence[str], **options: Any) -> subprocess.Popen[bytes]:
-        """Starts command there. Its life is that of the pipe to the returned process's stdin."""
+        """Starts command there. It lives as long as the pipe to the returned process's stdin."""
         order = {
             "folder": self.folder,
             "environment": forwarded(options.pop("env", os.environ), self.variables),
@@ -100,13 +101,13 @@ class SshHost:
         return process
 
     def command(self, line: str) -> list[str]:
-        """Returns the command that has the host's shell run a line."""
+        """Returns the command that makes the host's shell run a line."""
         return [*self.ssh, "-T", *_OPTIONS, "--", self.name, line]
 
     def copy_here(self, source: Path) -> None:
-        """Copies what a folder of this machine holds into the host's, over what is there.
+        """Copies the contents of a local folder into the host's folder, over existing files.
 
-        Raises: HostUnreachable: says what tar or ssh say.
+        Raises: HostUnreachable: has the message of tar or ssh.
         """
         without = [f"--exclude={name}" for name in _NOT_COPIED]
         unpack = _by_sh('mkdir -p "$1" && tar -C "$1" -xf -', self.folder)
@@ -125,9 +126,9 @@ class SshHost:
             raise HostUnreachable(f"run: {source} could not be copied to {self.name}:{self.folder}: {said}")
 
     def move_here(self, folder: str, into: Path) -> None:
-        """Moves the files of one of the host's folders, if it is there, into one of this machine, which is made.
+        """Moves the files of one of the host's folders, if it exists, into a new local folder.
 
-        Raises: HostUnreachable: says what tar or ssh say.
+        Raises: HostUnreachable: has the message of tar or ssh.
         """
         files = 'if [ -d "$1" ]; then tar -C "$1" -cf - . && rm -r "$1"; else tar -cf - -T /dev/null; fi'
         pack = _by_sh(files, folder)

@@ -1,10 +1,10 @@
-"""What ssh runs on a host for each process of a job: starts it, and ends it when the connection ends.
+"""What ssh runs on a host for each process of a job: starts the process, and ends it when the connection ends.
 
-ssh leaves what it has started running when it is killed. So the launcher's end of stdin is held open for the life of
-the job: its first line is the order, each further one the number of a signal for the process, and its end, whatever
-brings it about, is that of the process and all it started.
+A killed ssh leaves its remote process running. So the launcher keeps stdin open for the life of the job. The first line
+is the order. Each further line is the number of a signal for the process. The end of stdin ends the process and its
+descendants.
 
-Runs by itself on a host that may not have gradwire (bundle.py): only the standard library and supervised_process.py.
+It runs alone on a host that may not have gradwire (bundle.py): it needs the standard library and supervised_process.py.
 """
 
 from __future__ import annotations

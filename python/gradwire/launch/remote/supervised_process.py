@@ -1,7 +1,6 @@
-"""A process that runs here for somebody on another machine: what it has started ends with it, and all that with whoever
-keeps it, however that comes about.
+"""A child process that dies with its supervisor, together with everything it started.
 
-Runs by itself on a machine that may not have gradwire (bundle.py): only the standard library and process_session.py.
+It runs alone on a machine that may not have gradwire (bundle.py): it needs the standard library and process_session.py.
 """
 
 from __future__ import annotations
@@ -23,7 +22,11 @@ _prctl = ctypes.CDLL(None).prctl  # found before any fork
 
 
 class SupervisedProcess:
-    """Made by a thread that lives as long as its owner, before there are others. end() from any thread."""
+    """A process and its descendants, which end with it.
+
+    Make it on a thread that lives as long as its owner, before there are other threads. end() may be called from any
+    thread.
+    """
 
     def __init__(self, command: Sequence[str], **options: Any) -> None:
         """options: of subprocess.Popen.
@@ -48,7 +51,7 @@ class SupervisedProcess:
         self._tell_guard("+")
 
     def wait(self) -> int:
-        """Waits for its end, and ends what it has left behind. Returns its exit code, as a shell tells it."""
+        """Waits for its end, and ends its descendants. Returns its exit code, as a shell reports it."""
         os.waitid(os.P_PID, self.process.pid, os.WEXITED | os.WNOWAIT)
         signal_session(self.process.pid, signal.SIGKILL)
         self._tell_guard("-")
@@ -56,13 +59,13 @@ class SupervisedProcess:
         return code if code >= 0 else 128 - code
 
     def end(self) -> None:
-        """Ends it and all that it has started."""
+        """Ends the process and its descendants."""
         self._signal(signal.SIGTERM)
         time.sleep(GRACE_SECONDS)
         self._signal(signal.SIGKILL)
 
     def hand_on(self, number: int) -> None:
-        """Gives a signal to the program alone, and not to what it has started."""
+        """Sends a signal to the program only, not to its descendants."""
         if self.process.returncode is None:  # else its id may be another's
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.process.pid, number)
@@ -79,7 +82,7 @@ class SupervisedProcess:
 
 
 def _start_guard() -> int:
-    """Returns the pipe to a process that outlives this one, by which it hears what it is then to end."""
+    """Returns the pipe to a process that outlives this one, and learns through it what to end then."""
     reading, writing = os.pipe()
     if os.fork() != 0:
         os.close(reading)

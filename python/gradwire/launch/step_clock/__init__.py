@@ -1,4 +1,4 @@
-"""What a profiled or timed process starts with; see sitecustomize.py."""
+"""The start-up code of a profiled or timed process; see sitecustomize.py."""
 
 from __future__ import annotations
 
@@ -7,5 +7,5 @@ from pathlib import Path
 
 
 def python_path() -> str:
-    """Returns the PYTHONPATH of a process that is to start with the clock: this process's, and its folder before."""
+    """Returns the PYTHONPATH of a process that starts with the clock: the clock's folder, then this process's."""
     return os.pathsep.join(filter(None, [str(Path(__file__).parent), os.environ.get("PYTHONPATH")]))

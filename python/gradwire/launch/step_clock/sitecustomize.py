@@ -1,7 +1,7 @@
-"""Starts a clock in a Python process that `gradwire plan -- CMD` profiles or `gradwire tune` times: its folder is on
-PYTHONPATH.
+"""Starts a clock in a Python process that `gradwire plan -- CMD` profiles or `gradwire tune` times.
 
-Python imports the first sitecustomize it finds at start-up; the one that this one hides is run too.
+Its folder is on PYTHONPATH. Python imports the first sitecustomize that it finds, so this one also runs the one that it
+hides.
 """
 
 from __future__ import annotations
