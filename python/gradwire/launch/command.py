@@ -537,12 +537,12 @@ def run(
 
     [bold]Other hosts[/bold]
     Workers fill the slots of -H in order. Servers take the remaining hosts, or share those of workers. Processes get
-    PATH, the variables of --env, and those of gradwire, MXNet, BytePS, Python and thread libraries. slurm needs no
-    -H; run it inside an allocation (salloc or sbatch).
-    sge, yarn and kubernetes choose the machines and cannot be combined with -H. sge starts array jobs, one of workers
-    and one of servers, on machines that share this folder. yarn starts services on machines that share this folder,
-    have python3 and can reach this machine. kubernetes starts Jobs whose pods run --image; --dry-run prints them for
-    kubectl create -f.
+    PATH, the variables of --env, and those of gradwire, MXNet, BytePS, Python and thread libraries. Clusters choose
+    the machines; sge, yarn and kubernetes cannot be combined with -H.
+      slurm        steps of srun; run it inside an allocation (salloc or sbatch)
+      sge          array jobs, one of workers and one of servers, on machines that share this folder
+      yarn         services, on machines that share this folder, have python3 and can reach this machine
+      kubernetes   Jobs whose pods run --image; --dry-run prints them for kubectl create -f
 
     [bold]Faults[/bold]
     --faults takes items separated by commas. Each node applies them to the data frames that it sends.

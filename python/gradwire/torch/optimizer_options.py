@@ -35,7 +35,7 @@ def warn_of_adam(
     """Warns, once in a process, where an optimizer like Adam steps on gradients of 2bit or 1bit.
 
     Adam divides each element by the root of its second moment. Under these codecs an element is zero in most steps and
-    one large magnitude in the others, so that the second moment is far from that of the gradient.
+    large in the others. So the second moment is far from that of the gradient.
 
     Args:
         optimizer: which steps on the mean.
