@@ -31,7 +31,7 @@ export CCACHE_SLOPPINESS := pch_defines,time_macros
 export CMAKE_CXX_COMPILER_LAUNCHER := ccache
 export CMAKE_CUDA_COMPILER_LAUNCHER := ccache
 
-.PHONY: help setup packages venv build install demo test soak wheel dist gpu-kit docs sanitize lint tidy format structure clean
+.PHONY: help setup packages venv build install demo test soak wheel dist gpu-kit docs docs-tools sanitize lint tidy format structure clean
 
 help:  ## this text
 	@echo 'gradwire: from a bare clone on Debian 12, as root or with sudo'
@@ -45,10 +45,10 @@ demo: install  ## train a real network at 100 Mbit with and without compression,
 	@mkdir -p report
 	.venv/bin/gradwire ab $(DEMO)
 
-test: build  ## style, C++ tests and Python tests; ONLY="kvstore tests/python/kv_test.py" or SINCE=HEAD~1 for some
+test: build docs-tools  ## style, C++ tests and Python tests; ONLY="kvstore tests/python/kv_test.py" or SINCE=HEAD~1 for some
 	@$(PYTHON) -m tests.run $(if $(ONLY),--only $(ONLY)) $(if $(SINCE),--since $(SINCE))
 
-soak: build  ## `make test` with ten million fuzzed inputs a decoder, 10 000 rounds under faults, 200 kills, ... (hours)
+soak: build docs-tools  ## `make test` with ten million fuzzed inputs a decoder, 10 000 rounds under faults, 200 kills, ... (hours)
 	@GRADWIRE_FUZZ_ROUNDS=$${GRADWIRE_FUZZ_ROUNDS:-1000000} GRADWIRE_FAULT_ROUNDS=$${GRADWIRE_FAULT_ROUNDS:-10000} $(PYTHON) -m tests.run --soak
 
 wheel: venv  ## dist/gradwire-*.whl, which carries its libraries: it runs where none of packages.txt is installed
@@ -61,14 +61,15 @@ dist: venv  ## dist/: the packages of a release, checked and tried in empty envi
 gpu-kit: build wheel  ## build/gpu-kit/: all that gradwire and experiments/gpu/run.py need on a machine without a package registry
 	@$(PYTHON) experiments/gpu/make_kit.py
 
-docs: install  ## report/site/: the documentation, for a browser, search included; works offline
-	@if ! cmp -s requirements-docs.txt .venv/requirements-docs.txt; then \
-	  echo 'docs: installing requirements-docs.txt into .venv'; \
-	  $(PYTHON) -m pip install --quiet --disable-pip-version-check -r requirements-docs.txt; \
-	  cp requirements-docs.txt .venv/requirements-docs.txt; \
-	fi
+docs: install docs-tools  ## report/site/: the documentation, for a browser, search included; works offline
 	@NO_MKDOCS_2_WARNING=1 $(PYTHON) -m mkdocs build --strict
 	@echo 'docs: report/site/index.html'
+
+docs-tools: venv
+	@if cmp -s requirements-docs.txt .venv/requirements-docs.txt; then exit 0; fi; \
+	echo 'docs-tools: installing requirements-docs.txt into .venv'; \
+	$(PYTHON) -m pip install --quiet --disable-pip-version-check -r requirements-docs.txt; \
+	cp requirements-docs.txt .venv/requirements-docs.txt
 
 sanitize: packages venv  ## the C++ tests under ASan + UBSan, then under ThreadSanitizer
 	@export TSAN_OPTIONS="ignore_noninstrumented_modules=1 suppressions=$(CURDIR)/tests/transport/tsan.supp"; \
