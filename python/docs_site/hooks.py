@@ -12,18 +12,10 @@ from mkdocs.structure.files import File, Files, InclusionLevel
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / "python")]
 
-from docs_site import generated  # noqa: E402
+from docs_site import generated, github_markdown  # noqa: E402
 from docs_site.repository_pages import Repository  # noqa: E402
 
 REPOSITORY = Repository(ROOT, "python/docs")
-_ALERT = re.compile(r"^> \[!(NOTE|TIP|IMPORTANT|WARNING|CAUTION)\]\n((?:>.*\n?)+)", re.MULTILINE)
-_ALERT_KINDS = {
-    "NOTE": "note",
-    "TIP": "tip",
-    "IMPORTANT": "info",
-    "WARNING": "warning",
-    "CAUTION": "danger",
-}
 _FENCE = re.compile(r"^( *```)([\w+-]+)(?: +([^\n`]*))?$", re.MULTILINE)
 _DIAGRAM = re.compile(r"^!\[([^\]]*)\]\((?:\.\./)*assets/([\w-]+)\.svg\)$", re.MULTILINE)
 
@@ -50,15 +42,9 @@ def on_page_markdown(markdown: str, *, page: Any, **_: Any) -> str:
     """Returns a page's text as the site shows it."""
     markdown = generated.filled(markdown)
     markdown = REPOSITORY.rewritten(markdown, page.file.src_uri)
-    markdown = _ALERT.sub(_admonition, markdown)
+    markdown = github_markdown.adapted(markdown)
     markdown = _DIAGRAM.sub(_inline_diagram, markdown)
     return markdown if "/source/" in f"/{page.file.src_uri}" else _FENCE.sub(_fence, markdown)
-
-
-def _admonition(alert: re.Match[str]) -> str:
-    lines = [line.removeprefix(">").removeprefix(" ") for line in alert[2].splitlines()]
-    body = "\n".join(f"    {line}" if line else "" for line in lines)
-    return f"!!! {_ALERT_KINDS[alert[1]]}\n{body}\n"
 
 
 def _fence(fence: re.Match[str]) -> str:

@@ -15,7 +15,7 @@ from structure.repository import ROOT, files
 
 sys.path.append(str(ROOT / "python"))
 
-from docs_site import generated, links
+from docs_site import generated, github_markdown, links
 
 PAGES = [path for path in files() if path.suffix == ".md"]
 NO_NETWORK = "[Errno -2]"  # Name or service not known
@@ -113,3 +113,16 @@ def test_planted_faults_are_found() -> None:
         "python/docs/index.md:2: none.md",
         "python/docs/index.md:2: ../../README.md#nowhere: no such heading",
     ]
+
+
+def test_lists_and_alerts_of_github_are_those_of_the_site() -> None:
+    assert github_markdown.adapted("Has:\n- a\n- b\n  c\n\n```\nx\n- y\n```\n") == (
+        "Has:\n\n- a\n- b\n  c\n\n```\nx\n- y\n```\n"
+    )
+    assert github_markdown.adapted("- a\n  - b\n  - c\n- d\n") == "- a\n    - b\n    - c\n- d\n"
+    assert (
+        github_markdown.adapted("> [!NOTE]\n> One.\n> Two.\n\nThree.\n")
+        == "!!! note\n    One.\n    Two.\n\nThree.\n"
+    )
+    unchanged = "Text.\n\n1. a\n\n    more\n\n2. b\n"
+    assert github_markdown.adapted(unchanged) == unchanged
