@@ -137,7 +137,7 @@ class PageRun:
             stderr=subprocess.STDOUT,
             stdin=subprocess.DEVNULL,
             text=True,
-            timeout=900 if self.long else 120,
+            timeout=900 if self.long else 300,
             env={**os.environ, "PATH": path, "OMP_NUM_THREADS": "1"},
         )
         where = f"{self.page}:{line}" if line else f"{self.page}, its script as a whole"
