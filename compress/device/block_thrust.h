@@ -3,6 +3,7 @@
 // Threading and lifetime: as DeviceCodec.
 #pragma once
 
+#include <bit>
 #include <memory>
 #include <utility>
 
@@ -12,17 +13,25 @@
 
 namespace gradwire::compress {
 
-/// Where the parts of a payload of blocks lie.
+/// Where the parts of a payload of blocks lie. Blocks are powers of two: a device divides by shifting.
 struct BlockLayout {
   block::Code code;
-  std::size_t block;
+  unsigned block_bits;
   std::size_t elements;
+  std::size_t codes_begin;
 
+  BlockLayout(block::Code code_of_all, std::size_t block, std::size_t element_count) noexcept
+      : code(code_of_all),
+        block_bits(static_cast<unsigned>(std::countr_zero(block))),
+        elements(element_count),
+        codes_begin(block::scale_count(element_count, block) * sizeof(float)) {}
+
+  GRADWIRE_HOST_DEVICE std::size_t block() const noexcept { return std::size_t{1} << block_bits; }
   GRADWIRE_HOST_DEVICE std::size_t scale_offset(std::size_t i) const noexcept {
-    return i / block * sizeof(float);
+    return (i >> block_bits) * sizeof(float);
   }
   GRADWIRE_HOST_DEVICE std::size_t code_offset(std::size_t i) const noexcept {
-    return block::scale_count(elements, block) * sizeof(float) + block::code_bytes(code, i);
+    return codes_begin + block::code_bytes(code, i);
   }
 };
 
@@ -78,8 +87,9 @@ struct ScaleBlock {
   DeviceReport* report;
 
   GRADWIRE_HOST_DEVICE void operator()(std::size_t item) const {
-    const std::size_t begin = item * layout.block;
-    const std::size_t end = begin + layout.block < layout.elements ? begin + layout.block : layout.elements;
+    const std::size_t begin = item * layout.block();
+    const std::size_t end =
+        begin + layout.block() < layout.elements ? begin + layout.block() : layout.elements;
     float most = 0;
     bool nonfinite = false;
     for (std::size_t first = begin; first < end; first += kItemElements) {
@@ -185,7 +195,7 @@ struct EncodeHeldBlock {
   GRADWIRE_HOST_DEVICE void end(std::size_t group, std::size_t item, const Held& held,
                                 const Part& largest) const {
     const float scale = block::scale_of(layout.code, largest.most);
-    if (item == 0) store_aligned(scale, out + layout.scale_offset(group * layout.block));
+    if (item == 0) store_aligned(scale, out + layout.scale_offset(group * layout.block()));
     GRADWIRE_UNROLL
     for (std::size_t row = 0; row < kMostRows; ++row) {
       const std::size_t first = first_of(group, item, row);
@@ -197,10 +207,10 @@ struct EncodeHeldBlock {
 
  private:
   GRADWIRE_HOST_DEVICE std::size_t first_of(std::size_t group, std::size_t item, std::size_t row) const {
-    return group * layout.block + row * kRow + item * kItemElements;
+    return group * layout.block() + row * kRow + item * kItemElements;
   }
   GRADWIRE_HOST_DEVICE std::size_t count_of(std::size_t first, std::size_t row) const {
-    return row * kRow < layout.block && first < layout.elements ? item_elements(layout.elements, first) : 0;
+    return row * kRow < layout.block() && first < layout.elements ? item_elements(layout.elements, first) : 0;
   }
 };
 

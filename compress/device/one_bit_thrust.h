@@ -54,38 +54,36 @@ struct SignSumSource {
   }
 };
 
-/// One word of 32 elements: what is encoded of them.
-template <typename Source>
-struct SignWord {
-  float x[one_bit::kWordElements];
-  std::size_t count;
-  bool all_zero = true;
+/// What is encoded of four elements, of which `count` exist: the others are 0.
+struct CountedFour {
+  Four x{};
   bool nonfinite = false;
 
-  GRADWIRE_HOST_DEVICE SignWord(const Source& source, const Residual& residual, std::size_t first,
-                                std::size_t elements)
-      : count(elements - first < one_bit::kWordElements ? elements - first : one_bit::kWordElements) {
-    for (std::size_t part = 0; part < count; part += kItemElements) {
-      const std::size_t here = item_elements(elements, first + part);
-      const Four values = source.four(first + part, here);
-      const Four kept = residual.load(first + part, here);
-      for (std::size_t j = 0; j < here; ++j) {
-        const float sum = residual.add(kept.x[j], values.x[j]);
-        nonfinite |= !is_finite(sum);
-        x[part + j] = one_bit::counted(sum, kept.x[j]);
-        all_zero &= x[part + j] == 0;
-      }
+  GRADWIRE_HOST_DEVICE CountedFour(const Residual& residual, const Four& values, const Four& kept,
+                                   std::size_t count) {
+    for (std::size_t j = 0; j < kItemElements; ++j) {
+      if (j >= count) continue;
+      const float sum = residual.add(kept.x[j], values.x[j]);
+      nonfinite |= !is_finite(sum);
+      x.x[j] = one_bit::counted(sum, kept.x[j]);
     }
   }
+  GRADWIRE_HOST_DEVICE bool any() const { return x.x[0] != 0 || x.x[1] != 0 || x.x[2] != 0 || x.x[3] != 0; }
 };
 
-/// Counts the elements of a block that are sent; two words for each item of its group. After measure_units(),
-/// which leaves counts of its own.
+/// Adds up a block, as MeasureBlock does, and counts the elements in words that are not all 0.
 template <typename Source>
-struct CountSent {
+struct MeasureSent {
+  static constexpr std::size_t kBlockWords = two_bit::kBlockElements / one_bit::kWordElements;
+  static_assert(kBlockWords == 32);
+
   struct Part {
-    std::uint32_t sent = 0;
-    GRADWIRE_HOST_DEVICE void add(const Part& other) { sent += other.sent; }
+    SumsPart sums;
+    std::uint32_t sent_words = 0;  ///< a bit each
+    GRADWIRE_HOST_DEVICE void add(const Part& other) {
+      sums.add(other.sums);
+      sent_words |= other.sent_words;
+    }
   };
   using Held = Nothing;
 
@@ -95,19 +93,29 @@ struct CountSent {
   UnitMeasure* measures;
 
   GRADWIRE_HOST_DEVICE Part begin(std::size_t block, std::size_t item, Held&) const {
-    constexpr std::size_t kStep = kGroupItems * one_bit::kWordElements;
     Part part;
-    for (std::size_t i = item * one_bit::kWordElements; i < two_bit::kBlockElements; i += kStep) {
-      const std::size_t first = block * two_bit::kBlockElements + i;
-      if (first >= elements) break;
-      const SignWord<Source> word(source, residual, first, elements);
-      part.sent += word.all_zero ? 0 : static_cast<std::uint32_t>(word.count);
-    }
+    for_each_row(source, residual, elements, block, item,
+                 [&](std::size_t first, std::size_t count, const Four& values, const Four& kept) {
+                   const CountedFour counted(residual, values, kept, count);
+                   const std::size_t word = first % two_bit::kBlockElements / one_bit::kWordElements;
+                   part.sent_words |= (counted.any() ? 1u : 0u) << word;
+                   for (std::size_t j = 0; j < kItemElements; ++j) {
+                     const float x = residual.add(kept.x[j], values.x[j]);
+                     if (j < count && is_finite(x)) part.sums.add(j, magnitude(x), false);
+                   }
+                 });
     return part;
   }
-  GRADWIRE_HOST_DEVICE void end(std::size_t block, std::size_t item, const Held&, const Part& part) const {
+  GRADWIRE_HOST_DEVICE void end(std::size_t block, std::size_t item, const Held&, Part part) const {
     if (item > 0) return;
-    measures[block / two_bit::kUnitBlocks].selected_counts[block % two_bit::kUnitBlocks] = part.sent;
+    for (std::size_t word = 0; word < kBlockWords; ++word) {
+      const std::size_t first = block * two_bit::kBlockElements + word * one_bit::kWordElements;
+      if ((part.sent_words >> word & 1) == 0) continue;
+      const std::size_t left = elements - first;
+      part.sums.selected_count +=
+          static_cast<std::uint32_t>(left < one_bit::kWordElements ? left : one_bit::kWordElements);
+    }
+    keep_block(block, part.sums, measures);
   }
 };
 
@@ -123,9 +131,27 @@ struct StoreMean {
   }
 };
 
-/// Encodes 32 elements into word `item` of the bits, as one_bit::encode_scalar() does.
+/// Encodes eight words of bits that a group of items holds at once, as one_bit::encode_scalar() does.
 template <typename Source>
 struct EncodeSigns {
+  static constexpr std::size_t kRows = 4;
+  static constexpr std::size_t kRow = kGroupItems * kItemElements;
+  static constexpr std::size_t kGroupElements = kRows * kRow;
+  static constexpr std::size_t kRowWords = kRow / one_bit::kWordElements;
+  static constexpr std::size_t kWordItems = one_bit::kWordElements / kItemElements;
+
+  struct Part {
+    std::uint32_t signs[kRows * kRowWords] = {};
+    std::uint32_t sent_words = 0;  ///< a bit each
+    GRADWIRE_HOST_DEVICE void add(const Part& other) {
+      for (std::size_t word = 0; word < kRows * kRowWords; ++word) signs[word] |= other.signs[word];
+      sent_words |= other.sent_words;
+    }
+  };
+  struct Held {
+    Four x[kRows];
+  };
+
   Source source;
   Residual residual;
   std::size_t elements;
@@ -134,31 +160,71 @@ struct EncodeSigns {
   std::byte* out;  ///< the payload
   DeviceReport* report;
 
-  GRADWIRE_HOST_DEVICE void operator()(std::size_t item) const {
-    const std::size_t first = item * one_bit::kWordElements;
-    const SignWord<Source> given(source, residual, first, elements);
-    std::uint32_t signs = 0;
-    for (std::size_t i = 0; i < given.count; ++i) signs |= given.x[i] >= least ? one_bit::bit_in_word(i) : 0;
-    const std::uint32_t word = one_bit::word_to_send(signs, given.all_zero, levels.zeros);
-    store_aligned(word, out + levels.per_unit_bytes + item * sizeof word);
-    if (given.nonfinite) report_value(report->nonfinite, 1);
-    const bool zeros = one_bit::stands_for_zeros(word, levels.zeros);
-    const float level = levels.of(out, first);
-    for (std::size_t part = 0; part < given.count; part += kItemElements) {
-      Four kept{};
-      for (std::size_t j = 0; j < kItemElements && part + j < given.count; ++j) {
-        const float sent = one_bit::value_of((word & one_bit::bit_in_word(part + j)) != 0, level);
-        kept.x[j] = zeros ? given.x[part + j] : given.x[part + j] - sent;
+  GRADWIRE_HOST_DEVICE Part begin(std::size_t group, std::size_t item, Held& held) const {
+    Part part;
+    bool nonfinite = false;
+    GRADWIRE_UNROLL
+    for (std::size_t row = 0; row < kRows; ++row) {
+      const std::size_t first = first_of(group, item, row);
+      const std::size_t count = first < elements ? item_elements(elements, first) : 0;
+      const Four values = count == 0 ? Four{} : source.four(first, count);
+      const Four kept = count == 0 ? Four{} : residual.load(first, count);
+      const CountedFour counted(residual, values, kept, count);
+      held.x[row] = counted.x;
+      nonfinite |= counted.nonfinite;
+      std::uint32_t signs = 0;
+      for (std::size_t j = 0; j < kItemElements; ++j) {
+        signs |= j < count && counted.x.x[j] >= least ? bit_of(item, j) : 0;
       }
-      residual.store(kept, first + part, item_elements(elements, first + part));
+      // By selecting, not by an index: a register has none.
+      for (std::size_t word = 0; word < kRowWords; ++word) {
+        const bool is_own = item / kWordItems == word;
+        part.signs[row * kRowWords + word] = is_own ? signs : 0;
+        part.sent_words |= (is_own && counted.any() ? 1u : 0u) << (row * kRowWords + word);
+      }
     }
+    if (nonfinite) report_value(report->nonfinite, 1);
+    return part;
+  }
+  GRADWIRE_HOST_DEVICE void end(std::size_t group, std::size_t item, const Held& held,
+                                const Part& part) const {
+    GRADWIRE_UNROLL
+    for (std::size_t row = 0; row < kRows; ++row) {
+      const std::size_t first = first_of(group, item, row);
+      std::uint32_t signs = 0;
+      for (std::size_t word = 0; word < kRowWords; ++word) {
+        signs |= item / kWordItems == word ? part.signs[row * kRowWords + word] : 0;
+      }
+      const bool is_sent = (part.sent_words >> (row * kRowWords + item / kWordItems) & 1) != 0;
+      const std::uint32_t word = one_bit::word_to_send(signs, !is_sent, levels.zeros);
+      if (first - item % kWordItems * kItemElements >= elements) continue;  // there is no such word
+      if (item % kWordItems == 0) store_aligned(word, out + levels.per_unit_bytes + first / 8);
+      if (first >= elements) continue;
+      const bool zeros = one_bit::stands_for_zeros(word, levels.zeros);
+      const float level = levels.of(out, first);
+      Four kept{};
+      for (std::size_t j = 0; j < kItemElements; ++j) {
+        const float sent = one_bit::value_of((word & bit_of(item, j)) != 0, level);
+        kept.x[j] = zeros ? held.x[row].x[j] : held.x[row].x[j] - sent;
+      }
+      residual.store(kept, first, item_elements(elements, first));
+    }
+  }
+
+ private:
+  GRADWIRE_HOST_DEVICE static std::size_t first_of(std::size_t group, std::size_t item, std::size_t row) {
+    return group * kGroupElements + row * kRow + item * kItemElements;
+  }
+  GRADWIRE_HOST_DEVICE static std::uint32_t bit_of(std::size_t item, std::size_t j) {
+    return one_bit::bit_in_word(item % kWordItems * kItemElements + j);
   }
 };
 
 template <typename Backend, typename Source>
 void encode_signs(Backend& backend, const Source& source, std::span<float> residual, std::size_t elements,
                   float least, const SignLevels& levels, std::byte* out, DeviceReport* report) {
-  backend.each(one_bit::packed_bytes(elements) / sizeof(std::uint32_t),
+  constexpr std::size_t kGroup = EncodeSigns<Source>::kGroupElements;
+  backend.fold((elements + kGroup - 1) / kGroup,
                EncodeSigns<Source>{source, Residual(residual), elements, least, levels, out, report});
 }
 
@@ -172,9 +238,8 @@ struct OneBitMeanForm {
   void encode(Backend& backend, const Source& source, std::span<float> residual, std::size_t elements,
               std::byte* out, const DeviceWork& work) const {
     const UnitScratch scratch(work.scratch, elements);
-    measure_units(backend, source, residual, nullptr, elements, scratch.measures);
     backend.fold(block_count(elements),
-                 CountSent<Source>{source, Residual(residual), elements, scratch.measures});
+                 MeasureSent<Source>{source, Residual(residual), elements, scratch.measures});
     for_each_unit(backend, scratch.measures, elements, StoreMean{out});
     encode_signs(backend, source, residual, elements, 0, levels(elements), out, work.report);
   }
