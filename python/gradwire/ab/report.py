@@ -98,6 +98,11 @@ def _methods(outcome: Outcome) -> list[str]:
             f"Target: {write_target(outcome)}, {outcome.target_reason}. Time to the target is read off each run's "
             "curve, on a straight line between two epochs."
         )
+    if any(outcome.seeds_needed(arm) for arm in outcome.arms):
+        texts.append(
+            "How many seeds would decide is an estimate: it takes the mean and the spread of the paired differences as "
+            "they are after these seeds."
+        )
     measured = sorted({name for arm in outcome.arms for run in arm.runs for name in run.result.measured})
     if measured:
         names = ", ".join(name.replace("_", " ") for name in measured)
