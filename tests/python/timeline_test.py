@@ -442,7 +442,8 @@ def test_the_first_step_is_said_apart() -> None:
     sent = {(rank.role, rank.rank): s.bytes for rank in found.ranks for s in rank.stages if s.stage == "send"}
     assert sent == {("worker", 0): 64, ("worker", 1): 64}
     assert any(
-        "In it a worker pushed 2.05 KB; in each later step 64 B." in text for text in conclusions(found)
+        "in which a worker pushed 2.05 KB. In each later step it pushed 64 B." in text
+        for text in conclusions(found)
     )
     assert summarise(merge(parts), 0).first_step is None
     only = summarise(merge(two_workers(steps=2)))  # the second has no end: the first is all there is
@@ -508,7 +509,7 @@ def test_a_step_that_cannot_be_drawn_is_refused() -> None:
     parts = two_workers()
     for worker in (0, 1):
         parts[worker].rows = [r for r in parts[worker].rows if (r[6] < 2) == (worker == 0)]
-    with pytest.raises(ValueError, match="no step that all workers have"):
+    with pytest.raises(ValueError, match="no step was traced on all workers"):
         picture.draw(merge(parts), None)
 
 
