@@ -2,10 +2,9 @@
 // under any Thrust execution policy: a CUDA stream, or the host in tests. No item reads what another of the
 // same run writes, so their order does not matter.
 //
-// A Backend is made from a DeviceStream. It has each(items, work), which runs work(0), work(1), ...
-// work(items
-// - 1) in any order, after all that was enqueued on the stream before; and fold(groups, work), which does the
-// same for groups of kGroupItems items that add up what they find.
+// A Backend is made from a DeviceStream. Its each(items, work) runs work(0), work(1), ... work(items - 1) in
+// any order, after all that was enqueued on the stream before. Its fold(groups, work) does the same for
+// groups of kGroupItems items that add up what they find.
 #pragma once
 
 #include <thrust/for_each.h>
