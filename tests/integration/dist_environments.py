@@ -121,13 +121,13 @@ def wheel_for(dist: Path, minor: int) -> Path:
 
 def install(environment: Environment, wheel: Path, minor: int, with_torch: bool) -> None:
     """Makes a venv in an environment and installs a wheel there, without a network."""
-    wanted = str(wheel) + ("[torch]" if with_torch else "")
     # setuptools: torch asks for it by a marker that pip reads for its own Python, and not for the one it downloads for.
+    wanted = [f"{wheel}[torch]", "setuptools"] if with_torch else [str(wheel)]
     subprocess.run(
         [
             *(sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check", "download"),
             *("--only-binary=:all:", "--python-version", f"3.{minor}"),
-            *("--dest", str(environment.folder / "wheels"), wanted, "setuptools"),
+            *("--dest", str(environment.folder / "wheels"), *wanted),
         ],
         check=True,
     )
