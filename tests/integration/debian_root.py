@@ -27,8 +27,11 @@ class DebianRoot:
         self.folder = folder
         self.python = "python3"
         chosen = ["--variant=minbase", f"--include={','.join(packages)}"]
+        # In a mount namespace of its own: what debootstrap mounts in the folder, /proc among it, is gone with it, even
+        # where it is interrupted. Who removes the folder would otherwise reach into that.
+        alone = ["unshare", "--mount", "--propagation", "private"]
         made = subprocess.run(
-            ["debootstrap", *chosen, suite, str(folder), MIRROR],
+            [*alone, "debootstrap", *chosen, suite, str(folder), MIRROR],
             capture_output=True,
             text=True,
             timeout=1800,
