@@ -9,6 +9,10 @@ JOBS ?= $(shell nproc)
 BASE_PYTHON ?= python3
 PYTHON := $(CURDIR)/.venv/bin/python
 STAMPS := build/stamps
+# Of packages and requirements, `make demo` installs the first parts; all else installs all.
+DEMO_PACKAGES := packages.txt
+ALL_PACKAGES := packages.txt packages-test.txt packages-lint.txt
+ALL_REQUIREMENTS := requirements.txt requirements-build.txt requirements-test.txt requirements-docs.txt
 
 # What the demo compares: two workers and two servers on 100 Mbit links; no compression, 2-bit gradients, 2 bits both ways.
 DEMO = -n 2 -s 2 --arm none --arm 2bit --arm 2bit:reply=2bit --seeds 2 --bandwidth 100mbit --report report/demo -- \
@@ -31,24 +35,31 @@ export CCACHE_SLOPPINESS := pch_defines,time_macros
 export CMAKE_CXX_COMPILER_LAUNCHER := ccache
 export CMAKE_CUDA_COMPILER_LAUNCHER := ccache
 
-.PHONY: help setup packages venv build install demo test soak wheel dist gpu-kit docs docs-tools sanitize lint tidy format structure clean
+.PHONY: help setup packages venv build install demo demo-packages demo-venv demo-requirements demo-extension test soak wheel dist gpu-kit docs sanitize lint tidy format structure clean
 
 help:  ## this text
 	@echo 'gradwire: from a bare clone on Debian 12, as root or with sudo'
 	@echo
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## /  make \1\t/' | expand -t 18
 	@echo
-	@echo 'The first call installs what is missing (packages.txt, then requirements.txt into .venv) and builds; a'
-	@echo 'second one finds it all there. Afterwards: .venv/bin/gradwire --help'
+	@echo 'The first call installs what is missing and builds; a second one finds it all there. `make demo` installs what a'
+	@echo 'CPU needs: packages.txt, and requirements.txt and requirements-build.txt into .venv. All other targets install'
+	@echo 'packages*.txt and requirements*.txt, and build the CUDA and MPI parts where nvcc and MPI are found.'
+	@echo
+	@echo 'pip chooses the torch with CUDA, a download of gigabytes. The one for CPUs alone takes 200 MB:'
+	@echo '  PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu make demo'
+	@echo
+	@echo 'Afterwards: .venv/bin/gradwire --help'
 
-demo: install  ## train a real network at 100 Mbit with and without compression, and compare (under 4 minutes)
+demo: demo-packages demo-venv  ## train a real network at 100 Mbit with and without compression, and compare (under 4 minutes)
+	@$(MAKE) -j 2 demo-requirements demo-extension
 	@mkdir -p report
 	.venv/bin/gradwire ab $(DEMO)
 
-test: build docs-tools  ## style, C++ tests and Python tests; ONLY="kvstore tests/python/kv_test.py" or SINCE=HEAD~1 for some
+test: build  ## style, C++ tests and Python tests; ONLY="kvstore tests/python/kv_test.py" or SINCE=HEAD~1 for some
 	@$(PYTHON) -m tests.run $(if $(ONLY),--only $(ONLY)) $(if $(SINCE),--since $(SINCE))
 
-soak: build docs-tools  ## `make test` with ten million fuzzed inputs a decoder, 10 000 rounds under faults, 200 kills, ... (hours)
+soak: build  ## `make test` with ten million fuzzed inputs a decoder, 10 000 rounds under faults, 200 kills, ... (hours)
 	@GRADWIRE_FUZZ_ROUNDS=$${GRADWIRE_FUZZ_ROUNDS:-1000000} GRADWIRE_FAULT_ROUNDS=$${GRADWIRE_FAULT_ROUNDS:-10000} $(PYTHON) -m tests.run --soak
 
 wheel: venv  ## dist/gradwire-*.whl, which carries its libraries: it runs where none of packages.txt is installed
@@ -61,15 +72,9 @@ dist: venv  ## dist/: the packages of a release, checked and tried in empty envi
 gpu-kit: build wheel  ## build/gpu-kit/: all that gradwire and experiments/gpu/run.py need on a machine without a package registry
 	@$(PYTHON) experiments/gpu/make_kit.py
 
-docs: install docs-tools  ## report/site/: the documentation, for a browser, search included; works offline
+docs: install  ## report/site/: the documentation, for a browser, search included; works offline
 	@NO_MKDOCS_2_WARNING=1 $(PYTHON) -m mkdocs build --strict
 	@echo 'docs: report/site/index.html'
-
-docs-tools: venv
-	@if cmp -s requirements-docs.txt .venv/requirements-docs.txt; then exit 0; fi; \
-	echo 'docs-tools: installing requirements-docs.txt into .venv'; \
-	$(PYTHON) -m pip install --quiet --disable-pip-version-check -r requirements-docs.txt; \
-	cp requirements-docs.txt .venv/requirements-docs.txt
 
 sanitize: packages venv  ## the C++ tests under ASan + UBSan, then under ThreadSanitizer
 	@export TSAN_OPTIONS="ignore_noninstrumented_modules=1 suppressions=$(CURDIR)/tests/transport/tsan.supp"; \
@@ -105,46 +110,91 @@ clean:  ## removes build/, dist/, report/ and .venv/
 setup: build  ## installs what is missing and builds, and does no more
 
 packages:
-	@wanted=$$(sed 's/#.*//' packages.txt | xargs); \
-	if ! command -v dpkg-query >/dev/null; then \
-	  echo "packages: this is not Debian; what is needed, under Debian's names: $$wanted"; exit 0; \
-	fi; \
-	missing=; for p in $$wanted; do \
-	  [ "$$(dpkg-query -W -f='$${db:Status-Status}' $$p 2>/dev/null || true)" = installed ] || missing+=" $$p"; \
-	done; \
-	if [ -z "$$missing" ]; then exit 0; fi; \
-	root=; if [ "$$(id -u)" != 0 ]; then root=sudo; fi; \
-	if ! command -v apt-get >/dev/null || { [ -n "$$root" ] && ! command -v sudo >/dev/null; }; then \
-	  echo "packages: missing:$$missing"; echo "packages: neither root nor sudo with apt-get; install them by hand"; exit 1; \
-	fi; \
-	echo "packages: installing$$missing"; \
-	$$root apt-get update -qq && \
-	$$root env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $$missing >/dev/null || \
-	  { echo "packages: apt-get could not install:$$missing; install them by hand, then call make again"; exit 1; }
+	@$(call install_packages,$(ALL_PACKAGES))
 
-# Made again when requirements.txt changes, or when the clone has moved (its scripts hold their interpreter's path).
 venv: packages
-	@wanted=$$(echo '# $(CURDIR)'; cat requirements.txt); \
-	if [ "$$wanted" = "$$(cat .venv/requirements 2>/dev/null)" ] && $(PYTHON) -c '' 2>/dev/null; then exit 0; fi; \
-	$(BASE_PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || \
-	  { echo 'venv: $(BASE_PYTHON) is older than 3.10; name another: make BASE_PYTHON=/usr/bin/python3 ...'; exit 1; }; \
-	echo 'venv: installing requirements.txt into .venv'; \
-	$(BASE_PYTHON) -m venv --clear .venv; \
-	$(PYTHON) -m pip install --quiet --disable-pip-version-check -r requirements.txt; \
-	echo "$$wanted" > .venv/requirements
+	@$(call make_venv,$(ALL_REQUIREMENTS))
+	@$(call install_requirements,$(ALL_REQUIREMENTS))
 
-# Editable: an edited .py file counts at once; C++, a new file or a new name installs again. The extension is built in the tree
-# of the tests, with the flags of the preset `release`: nothing is compiled twice.
-FLAGS = -C build.targets=gradwire_package $(addprefix -C cmake.define.,GRADWIRE_TESTS=ON CMAKE_CXX_FLAGS=-Werror CMAKE_CUDA_FLAGS=-Werror=all-warnings CMAKE_CUDA_ARCHITECTURES=90)
 install: venv
-	@mkdir -p $(STAMPS); \
-	wanted=$$({ find CMakeLists.txt pyproject.toml $(CPP_FOLDERS) python/src python/CMakeLists.txt -type f -print0 | sort -z | \
-	  xargs -0 sha256sum; find python/gradwire -name '*.py' | sort; cat .venv/requirements; } | sha256sum); \
-	if [ "$$wanted" = "$$(cat $(STAMPS)/install 2>/dev/null)" ] && [ -x .venv/bin/gradwire ]; then exit 0; fi; \
-	echo 'install: building the extension'; \
-	CMAKE_BUILD_PARALLEL_LEVEL=$(JOBS) $(PYTHON) -m pip install --quiet --disable-pip-version-check --no-build-isolation \
-	  --no-deps -C build-dir=build/release $(FLAGS) --editable .; \
-	echo "$$wanted" > $(STAMPS)/install
+	@$(call install_extension,$(FULL))
+
+# The demo's packages are downloaded while the extension is compiled. Its extension has neither tests nor CUDA nor MPI, except in
+# a tree where `make test` has built all that: there it finds everything made.
+demo-packages:
+	@$(call install_packages,$(DEMO_PACKAGES))
+
+demo-venv: demo-packages
+	@$(call make_venv,$(ALL_REQUIREMENTS))
+
+demo-requirements: demo-venv
+	@$(call install_requirements,requirements.txt)
+
+demo-extension: demo-venv
+	@$(call install_requirements,requirements-build.txt)
+	@if grep -qs 'GRADWIRE_TESTS:BOOL=ON' build/release/CMakeCache.txt; then $(call install_extension,$(FULL)); \
+	else $(call install_extension,$(LEAN)); fi
+
+# $(call install_packages,FILES): what they name and the system lacks.
+define install_packages
+wanted=$$(sed 's/#.*//' $(1) | xargs); missing=; \
+if ! command -v dpkg-query >/dev/null; then \
+  echo "packages: this is not Debian; what is needed, under Debian's names: $$wanted"; \
+else \
+  for p in $$wanted; do \
+    [ "$$(dpkg-query -W -f='$${db:Status-Status}' $$p 2>/dev/null || true)" = installed ] || missing+=" $$p"; \
+  done; \
+fi; \
+if [ -n "$$missing" ]; then \
+  root=; if [ "$$(id -u)" != 0 ]; then root=sudo; fi; \
+  if ! command -v apt-get >/dev/null || { [ -n "$$root" ] && ! command -v sudo >/dev/null; }; then \
+    echo "packages: missing:$$missing"; echo "packages: neither root nor sudo with apt-get; install them by hand"; exit 1; \
+  fi; \
+  echo "packages: installing$$missing"; \
+  { $$root apt-get update -qq && \
+    $$root env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $$missing >/dev/null; } || \
+    { echo "packages: apt-get could not install:$$missing; install them by hand, then call make again"; exit 1; }; \
+fi
+endef
+
+# $(call make_venv,FILES): .venv, which remembers what was installed of each file. It is made again where one of them has changed,
+# or where the clone has moved (its scripts hold their interpreter's path).
+INSTALLED := .venv/installed
+define make_venv
+stale=; [ "$$(cat $(INSTALLED)/clone 2>/dev/null)" = '$(CURDIR)' ] && $(PYTHON) -c '' 2>/dev/null || stale=yes; \
+for f in $(1); do if [ -f $(INSTALLED)/$$f ] && ! cmp -s $$f $(INSTALLED)/$$f; then stale=yes; fi; done; \
+if [ -n "$$stale" ]; then \
+  $(BASE_PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || \
+    { echo 'venv: $(BASE_PYTHON) is older than 3.10; name another: make BASE_PYTHON=/usr/bin/python3 ...'; exit 1; }; \
+  $(BASE_PYTHON) -m venv --clear .venv; mkdir $(INSTALLED); echo '$(CURDIR)' > $(INSTALLED)/clone; \
+fi
+endef
+
+# $(call install_requirements,FILES): together, where one of them is not installed.
+define install_requirements
+if ! for f in $(1); do [ -f $(INSTALLED)/$$f ] || exit 1; done; then \
+  echo 'venv: installing $(1) into .venv'; \
+  $(PYTHON) -m pip install --quiet --disable-pip-version-check $(addprefix -r ,$(1)) && cp $(1) $(INSTALLED)/; \
+fi
+endef
+
+# $(call install_extension,DEFINITIONS): editable, so that an edited .py file counts at once; C++, a new file or a new name installs
+# again. The extension is built in the tree of the tests, with the flags of the preset `release`: nothing is compiled twice.
+# What one set of definitions has compiled serves the other: CUDA and the tests add files, and change no other file's flags.
+FLAGS = GRADWIRE_TESTS=ON CMAKE_CXX_FLAGS=-Werror CMAKE_CUDA_FLAGS=-Werror=all-warnings CMAKE_CUDA_ARCHITECTURES=90
+FULL = $(FLAGS) GRADWIRE_CUDA=AUTO
+LEAN = $(subst GRADWIRE_TESTS=ON,GRADWIRE_TESTS=OFF,$(FLAGS)) GRADWIRE_CUDA=OFF
+define install_extension
+mkdir -p $(STAMPS); \
+wanted=$$({ find CMakeLists.txt pyproject.toml $(CPP_FOLDERS) python/src python/CMakeLists.txt -type f -print0 | sort -z | \
+  xargs -0 sha256sum; find python/gradwire -name '*.py' | sort; cat requirements-build.txt; echo '$(1) $(CURDIR)'; } | sha256sum); \
+if [ "$$wanted" != "$$(cat $(STAMPS)/install 2>/dev/null)" ] || [ ! -x .venv/bin/gradwire ]; then \
+  echo 'install: building the extension'; \
+  CMAKE_BUILD_PARALLEL_LEVEL=$(JOBS) $(PYTHON) -m pip install --quiet --disable-pip-version-check --no-build-isolation \
+    --no-deps -C build-dir=build/release -C build.targets=gradwire_package $(addprefix -C cmake.define.,$(1)) --editable . && \
+  echo "$$wanted" > $(STAMPS)/install; \
+fi
+endef
 
 # What the extension left out: the tests and the benchmarks in C++.
 build: install

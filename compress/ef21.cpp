@@ -13,14 +13,14 @@
 namespace gradwire::compress {
 namespace {
 
-constexpr std::uint32_t kMagic = 0x31324547;  // "GE21"
-constexpr std::size_t kHeadBytes = 16;        // magic, u32 0, u64 elements
+constexpr std::uint32_t kEf21Magic = 0x31324547;  // "GE21"
+constexpr std::size_t kEf21HeadBytes = 16;        // magic, u32 0, u64 elements
 
-using Head = std::array<std::byte, kHeadBytes>;
+using Head = std::array<std::byte, kEf21HeadBytes>;
 
 Head head_of(std::size_t elements) {
   Head head{};
-  store(kMagic, head.data());
+  store(kEf21Magic, head.data());
   store(static_cast<std::uint64_t>(elements), head.data() + 8);
   return head;
 }
@@ -89,7 +89,7 @@ void EF21::reset() {
   std::fill(sum_.begin(), sum_.end(), 0.0f);
 }
 
-std::size_t EF21::saved_bytes() const noexcept { return kHeadBytes + 2 * elements() * sizeof(float); }
+std::size_t EF21::saved_bytes() const noexcept { return kEf21HeadBytes + 2 * elements() * sizeof(float); }
 
 void EF21::save(std::span<std::byte> out) const {
   if (out.size() != saved_bytes()) {
@@ -112,7 +112,7 @@ void EF21::load(std::span<const std::byte> saved) {
     throw DecodeError(who + "the saved state (" + std::to_string(saved.size()) + " bytes) is not one of " +
                       std::to_string(elements()) + " elements (" + std::to_string(saved_bytes()) + " bytes)");
   }
-  const auto floats = saved.subspan(kHeadBytes);
+  const auto floats = saved.subspan(kEf21HeadBytes);
   for (std::size_t i = 0; i < 2 * elements(); ++i) {
     const auto value = compress::load<float>(floats.data() + i * sizeof(float));
     if (is_finite(value)) continue;

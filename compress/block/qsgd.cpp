@@ -11,7 +11,7 @@ constexpr std::size_t kMostBits = 8;
 constexpr std::size_t kDefaultBucket = 512;
 constexpr std::size_t kLeastBucket = Dither::kGroup;
 
-constexpr ParameterInfo kParameters[] = {
+constexpr ParameterInfo kQsgdParameters[] = {
     {"bits", "4", "of an element, its sign included: 4 (7 levels) or 8 (127 levels)"},
     {"bucket", "512", "elements that share a scale, a power of two from 64 to 4096"},
     {"seed", "0", "of the draws, a whole number below 2^32"},
@@ -31,7 +31,7 @@ std::unique_ptr<Codec> make_with(std::size_t bits, std::size_t bucket, std::uint
 
 }  // namespace
 
-std::span<const ParameterInfo> qsgd_parameters() noexcept { return kParameters; }
+std::span<const ParameterInfo> qsgd_parameters() noexcept { return kQsgdParameters; }
 
 std::unique_ptr<Codec> make_qsgd(const CodecSpec& spec) {
   word_index(spec, "nonfinite", {"skip"});

@@ -6,14 +6,14 @@
 namespace gradwire::compress {
 namespace {
 
-constexpr ParameterInfo kParameters[] = {
+constexpr ParameterInfo kBf16Parameters[] = {
     {"nonfinite", "skip",
      "skip: an element whose gradient is NaN or infinite sends 0 and keeps its residual"},
 };
 
 }  // namespace
 
-std::span<const ParameterInfo> bf16_parameters() noexcept { return kParameters; }
+std::span<const ParameterInfo> bf16_parameters() noexcept { return kBf16Parameters; }
 
 std::unique_ptr<Codec> make_bf16(const CodecSpec& spec) {
   word_index(spec, "nonfinite", {"skip"});

@@ -13,8 +13,6 @@ using dense::Format;
 
 constexpr std::size_t kTileElements = 2048;
 
-float* data_or_null(std::span<float> residual) { return residual.empty() ? nullptr : residual.data(); }
-
 }  // namespace
 
 CodecSpec DenseCodec::spec() const {

@@ -10,8 +10,6 @@
 namespace gradwire::compress {
 namespace {
 
-float* data_or_null(std::span<float> residual) { return residual.empty() ? nullptr : residual.data(); }
-
 /// One unit of sums. Too long for the stack of any thread, and allocated once for each that needs it.
 float* unit_of_sums() {
   thread_local std::vector<float> sums(kUnitElements);

@@ -10,12 +10,12 @@
 namespace gradwire::compress {
 namespace {
 
-constexpr std::size_t kTileElements = 4096;
+constexpr std::size_t kVotesTileElements = 4096;
 
 }  // namespace
 
 OneBitVotes::OneBitVotes(float threshold) noexcept
-    : FloatSumCodec("1bit", WireId::kOneBit, kTileElements), threshold_(threshold) {}
+    : FloatSumCodec("1bit", WireId::kOneBit, kVotesTileElements), threshold_(threshold) {}
 
 WireParameters OneBitVotes::wire_parameters() const noexcept {
   return {std::bit_cast<std::uint32_t>(threshold_), 0, 0, 0};
@@ -47,10 +47,10 @@ void OneBitVotes::decode_run(Payload payload, const Run& run, bool add, float* o
 Encoded OneBitVotes::encode_majority(std::span<const Payload> payloads, std::size_t elements, float* residual,
                                      std::byte* out) const {
   const auto level = static_cast<float>(payloads.size());
-  alignas(64) float sums[kTileElements];
+  alignas(64) float sums[kVotesTileElements];
   bool nonfinite = false;
-  for (std::size_t i = 0; i < elements; i += kTileElements) {
-    const Run tile{i, std::min(kTileElements, elements - i), elements};
+  for (std::size_t i = 0; i < elements; i += kVotesTileElements) {
+    const Run tile{i, std::min(kVotesTileElements, elements - i), elements};
     sum_run(payloads, tile, sums);
     nonfinite |= one_bit::encode(sums, residual == nullptr ? nullptr : residual + i, tile.length,
                                  {one_bit::above(0), level}, out + i / 8);

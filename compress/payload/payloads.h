@@ -39,4 +39,7 @@ void expect_encode_spans(std::string_view codec, std::size_t elements, std::size
 /// Throws std::invalid_argument when a threshold or level is negative or not finite.
 void expect_usable_scales(std::string_view codec, std::span<const UnitScale> scales);
 
+/// Where a residual lies; nullptr for an empty span, which stands for no residual.
+inline float* data_or_null(std::span<float> residual) { return residual.empty() ? nullptr : residual.data(); }
+
 }  // namespace gradwire::compress

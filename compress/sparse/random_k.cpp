@@ -16,11 +16,11 @@
 namespace gradwire::compress {
 namespace {
 
-constexpr float kDefaultRatio = 0.01f;
+constexpr float kRandomKDefaultRatio = 0.01f;
 constexpr std::size_t kHeaderBytes = 16;
 constexpr std::uint32_t kDrawRule = 1;  // 0 was a Feistel permutation, which favoured some of few elements
 
-constexpr ParameterInfo kParameters[] = {
+constexpr ParameterInfo kRandomKParameters[] = {
     {"ratio", "0.01", "elements sent of each 65 536, above 0 and at most 1"},
     {"seed", "0", "of the draws, a whole number below 2^32, the same on all ranks"},
     {"values", "fp32", "how a value travels: fp32, fp16 or bf16"},
@@ -29,14 +29,14 @@ constexpr ParameterInfo kParameters[] = {
 };
 
 /// What one thread needs to encode or decode a unit.
-struct Workplace {
+struct RandomKWorkplace {
   std::vector<float> x = std::vector<float>(kUnitElements);
   std::vector<float> values = std::vector<float>(kUnitElements);
   RandomSelection drawn;
 };
 
-Workplace& workplace() {
-  thread_local Workplace mine;
+RandomKWorkplace& random_k_workplace() {
+  thread_local RandomKWorkplace mine;
   return mine;
 }
 
@@ -73,13 +73,14 @@ std::span<const std::uint32_t> RandomK::drawn(const std::byte* header, std::size
                                               std::size_t elements) const {
   const std::uint32_t unit =
       load<std::uint32_t>(header + 12) + static_cast<std::uint32_t>(first / kUnitElements);
-  return workplace().drawn.draw({seed_, load<std::uint32_t>(header + 8), load<std::uint32_t>(header), unit},
-                                elements, sparse::sent_count(ratio_, elements));
+  return random_k_workplace().drawn.draw(
+      {seed_, load<std::uint32_t>(header + 8), load<std::uint32_t>(header), unit}, elements,
+      sparse::sent_count(ratio_, elements));
 }
 
 bool RandomK::encode_unit(const float* grad, float* residual, std::size_t elements,
                           std::span<const std::uint32_t> drawn, std::byte* out) const {
-  Workplace& here = workplace();
+  RandomKWorkplace& here = random_k_workplace();
   bool nonfinite = sparse::accumulate(grad, residual, elements, here.x.data());
   for (std::size_t i = 0; i < drawn.size(); ++i) here.values[i] = here.x[drawn[i]];
   nonfinite |= dense::encode(values_, here.values.data(), nullptr, drawn.size(), out);
@@ -137,7 +138,7 @@ Encoded RandomK::encode_reply(std::span<const Payload> payloads, std::size_t ele
                       " is of another round, key or part than payload 0, so their elements differ");
   }
   std::copy_n(payloads[0].data(), kHeaderBytes, out.data());
-  float* const sums = workplace().values.data();
+  float* const sums = random_k_workplace().values.data();
   bool nonfinite = false;
   const std::size_t count = value_count(elements);
   for (std::size_t i = 0; i < count; i += kUnitElements) {
@@ -159,11 +160,11 @@ void RandomK::decode_reply(Payload reply, std::size_t ways, ReplyKind kind, std:
   reader.sum_run({&reply, 1}, {0, out.size(), out.size()}, out.data());
 }
 
-std::span<const ParameterInfo> random_k_parameters() noexcept { return kParameters; }
+std::span<const ParameterInfo> random_k_parameters() noexcept { return kRandomKParameters; }
 
 std::unique_ptr<Codec> make_random_k(const CodecSpec& spec) {
   word_index(spec, "nonfinite", {"skip"});
-  return std::make_unique<RandomK>(ratio_of(spec, kDefaultRatio), seed_of(spec), value_format(spec));
+  return std::make_unique<RandomK>(ratio_of(spec, kRandomKDefaultRatio), seed_of(spec), value_format(spec));
 }
 
 std::unique_ptr<Codec> random_k_from_wire(const WireParameters& parameters) {

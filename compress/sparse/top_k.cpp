@@ -15,9 +15,9 @@
 namespace gradwire::compress {
 namespace {
 
-constexpr float kDefaultRatio = 0.01f;
+constexpr float kTopKDefaultRatio = 0.01f;
 
-constexpr ParameterInfo kParameters[] = {
+constexpr ParameterInfo kTopKParameters[] = {
     {"ratio", "0.01", "elements sent of each 65 536, above 0 and at most 1"},
     {"values", "fp32", "how a value travels: fp32, fp16 or bf16"},
     {"nonfinite", "skip",
@@ -28,14 +28,14 @@ using Index = std::uint16_t;
 static_assert(kUnitElements - 1 <= 0xffff);
 
 /// What one thread needs to encode a unit: its x, and the way to the largest of them.
-struct Workplace {
+struct TopKWorkplace {
   std::vector<float> x = std::vector<float>(kUnitElements);
   std::vector<float> values = std::vector<float>(kUnitElements);
   sparse::LargestElements largest;
 };
 
-Workplace& workplace() {
-  thread_local Workplace mine;
+TopKWorkplace& top_k_workplace() {
+  thread_local TopKWorkplace mine;
   return mine;
 }
 
@@ -64,7 +64,7 @@ std::size_t TopK::max_encoded_size(std::size_t elements) const noexcept {
 }
 
 bool TopK::encode_unit(const float* grad, float* residual, std::size_t elements, std::byte* out) const {
-  Workplace& here = workplace();
+  TopKWorkplace& here = top_k_workplace();
   bool nonfinite = sparse::accumulate(grad, residual, elements, here.x.data());
   const auto sent = here.largest.find(here.x.data(), elements, sparse::sent_count(ratio_, elements));
   std::byte* const value_bytes = out + sent.size() * sizeof(Index);
@@ -123,11 +123,11 @@ std::string TopK::fault(Payload payload, std::size_t elements) const {
   return {};
 }
 
-std::span<const ParameterInfo> top_k_parameters() noexcept { return kParameters; }
+std::span<const ParameterInfo> top_k_parameters() noexcept { return kTopKParameters; }
 
 std::unique_ptr<Codec> make_top_k(const CodecSpec& spec) {
   word_index(spec, "nonfinite", {"skip"});
-  return std::make_unique<TopK>(ratio_of(spec, kDefaultRatio), value_format(spec));
+  return std::make_unique<TopK>(ratio_of(spec, kTopKDefaultRatio), value_format(spec));
 }
 
 std::unique_ptr<Codec> top_k_from_wire(const WireParameters& parameters) {

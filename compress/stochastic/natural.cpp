@@ -9,9 +9,9 @@
 namespace gradwire::compress {
 namespace {
 
-constexpr std::size_t kTileElements = 4096;
+constexpr std::size_t kNaturalTileElements = 4096;
 
-constexpr ParameterInfo kParameters[] = {
+constexpr ParameterInfo kNaturalParameters[] = {
     {"seed", "0", "of the draws, a whole number below 2^32"},
     {"nonfinite", "skip",
      "skip: an element whose gradient is NaN or infinite sends 0 and keeps its residual"},
@@ -20,7 +20,7 @@ constexpr ParameterInfo kParameters[] = {
 }  // namespace
 
 Natural::Natural(std::uint32_t seed) noexcept
-    : FloatSumCodec("natural", WireId::kNatural, kTileElements), seed_(seed) {}
+    : FloatSumCodec("natural", WireId::kNatural, kNaturalTileElements), seed_(seed) {}
 
 CodecSpec Natural::spec() const {
   return {"natural", {{"seed", static_cast<double>(seed_)}, {"nonfinite", "skip"}}};
@@ -59,7 +59,7 @@ std::string Natural::fault(Payload payload, std::size_t elements) const {
   return {};
 }
 
-std::span<const ParameterInfo> natural_parameters() noexcept { return kParameters; }
+std::span<const ParameterInfo> natural_parameters() noexcept { return kNaturalParameters; }
 
 std::unique_ptr<Codec> make_natural(const CodecSpec& spec) {
   word_index(spec, "nonfinite", {"skip"});

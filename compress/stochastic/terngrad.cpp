@@ -12,11 +12,11 @@
 namespace gradwire::compress {
 namespace {
 
-constexpr std::size_t kTileElements = 4096;
+constexpr std::size_t kTernGradTileElements = 4096;
 constexpr float kDefaultClip = 1.5f;
 constexpr float kLeastClip = 0.001f;
 
-constexpr ParameterInfo kParameters[] = {
+constexpr ParameterInfo kTernGradParameters[] = {
     {"clip", "1.5",
      "what an element stands for is at most so many deviations of its codec unit, a number above 0 (below 2 "
      "where a "
@@ -31,7 +31,7 @@ constexpr std::size_t header_bytes(std::size_t elements) { return unit_count(ele
 }  // namespace
 
 TernGrad::TernGrad(float clip, std::uint32_t seed) noexcept
-    : FloatSumCodec("terngrad", WireId::kTernGrad, kTileElements), clip_(clip), seed_(seed) {}
+    : FloatSumCodec("terngrad", WireId::kTernGrad, kTernGradTileElements), clip_(clip), seed_(seed) {}
 
 WireParameters TernGrad::wire_parameters() const noexcept {
   return {std::bit_cast<std::uint32_t>(clip_), seed_, 0, 0};
@@ -75,7 +75,7 @@ std::string TernGrad::fault(Payload payload, std::size_t elements) const {
   return wrong_scale(payload.data(), unit_count(elements), "unit");
 }
 
-std::span<const ParameterInfo> terngrad_parameters() noexcept { return kParameters; }
+std::span<const ParameterInfo> terngrad_parameters() noexcept { return kTernGradParameters; }
 
 std::unique_ptr<Codec> make_terngrad(const CodecSpec& spec) {
   word_index(spec, "nonfinite", {"skip"});

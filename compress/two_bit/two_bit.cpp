@@ -30,8 +30,6 @@ constexpr ParameterInfo kParameters[] = {
      "on: stores send payloads and 2bit replies without most of their zeros, where that is shorter"},
 };
 
-float* data_or_null(std::span<float> residual) { return residual.empty() ? nullptr : residual.data(); }
-
 }  // namespace
 
 WireParameters TwoBitFixed::wire_parameters() const noexcept {

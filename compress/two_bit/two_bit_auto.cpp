@@ -25,7 +25,7 @@ using two_bit::ReplyUnit;
 using two_bit::unit_elements;
 using two_bit::unit_offset;
 
-constexpr std::size_t kTileElements = 2 * two_bit::kBlockElements;  // whole blocks, as sums are appended
+constexpr std::size_t kAutoTileElements = 2 * two_bit::kBlockElements;  // whole blocks, as sums are appended
 
 }  // namespace
 
@@ -82,9 +82,9 @@ struct TwoBitAuto::Round {
                  run.elements, out);
       return;
     }
-    alignas(64) float values[kTileElements];
-    for (std::size_t i = 0; i < run.elements; i += kTileElements) {
-      const Run tile{run.first + i, std::min(kTileElements, run.elements - i)};
+    alignas(64) float values[kAutoTileElements];
+    for (std::size_t i = 0; i < run.elements; i += kAutoTileElements) {
+      const Run tile{run.first + i, std::min(kAutoTileElements, run.elements - i)};
       decode_one(0, tile, level, out + i);
       for (std::size_t way = 1; way < payloads.size(); ++way) {
         decode_one(way, tile, level, values);
@@ -194,10 +194,10 @@ bool TwoBitAuto::requantise_unit(const Round& round, const Run& unit, float leve
                                  std::byte* header, std::byte* body) const {
   // Three passes over a unit that stays in cache: the mean, the mean of what it selects, the codes. The sum
   // is made again each time, which costs less than keeping it would.
-  alignas(64) float sums[kTileElements];
+  alignas(64) float sums[kAutoTileElements];
   const auto each_tile = [&](const auto& use) {
-    for (std::size_t i = 0; i < unit.elements; i += kTileElements) {
-      const Run tile{unit.first + i, std::min(kTileElements, unit.elements - i)};
+    for (std::size_t i = 0; i < unit.elements; i += kAutoTileElements) {
+      const Run tile{unit.first + i, std::min(kAutoTileElements, unit.elements - i)};
       round.sum(tile, level, sums);
       use(i, tile.elements, residual == nullptr ? nullptr : residual + i);
     }
@@ -275,9 +275,9 @@ Encoded TwoBitAuto::reply(const Round& round, ReplyKind kind, std::span<float> r
       nonfinite |= requantise_unit(round, unit, level, kept, header, body + unit.first / 4);
     } else {
       const auto format = kind == ReplyKind::kSame ? dense::Format::kF32Finite : dense::Format::kF32;
-      alignas(64) float sums[kTileElements];
-      for (std::size_t i = 0; i < unit.elements; i += kTileElements) {
-        const Run tile{unit.first + i, std::min(kTileElements, unit.elements - i)};
+      alignas(64) float sums[kAutoTileElements];
+      for (std::size_t i = 0; i < unit.elements; i += kAutoTileElements) {
+        const Run tile{unit.first + i, std::min(kAutoTileElements, unit.elements - i)};
         round.sum(tile, level, sums);
         nonfinite |= dense::encode(format, sums, kept == nullptr ? nullptr : kept + i, tile.elements,
                                    body + tile.first * sizeof(float));

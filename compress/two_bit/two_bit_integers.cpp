@@ -14,7 +14,7 @@
 namespace gradwire::compress::two_bit {
 namespace {
 
-constexpr std::size_t kTileElements = 4096;
+constexpr std::size_t kIntegersTileElements = 4096;
 constexpr std::size_t kCodesInByte = 4;
 
 template <typename Integer>
@@ -63,9 +63,9 @@ std::int32_t largest_magnitude(const IntegerCodes& codes, std::size_t elements) 
 }
 
 void bytes_to_planes(const IntegerCodes& codes, std::size_t elements, std::byte* out) noexcept {
-  std::array<std::uint8_t, kTileElements> counts;
-  for (std::size_t i = 0; i < elements; i += kTileElements) {
-    const std::size_t length = std::min(kTileElements, elements - i);
+  std::array<std::uint8_t, kIntegersTileElements> counts;
+  for (std::size_t i = 0; i < elements; i += kIntegersTileElements) {
+    const std::size_t length = std::min(kIntegersTileElements, elements - i);
     const IntegerCodes tile = codes.from_element(i);
     for (std::size_t j = 0; j < length; ++j)
       counts[j] = static_cast<std::uint8_t>(value_at<std::int8_t>(tile, j) + static_cast<int>(codes.ways));

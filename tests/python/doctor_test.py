@@ -34,7 +34,7 @@ def test_nccl_has_a_version_or_a_reason(monkeypatch: pytest.MonkeyPatch) -> None
     record = doctor.examine().record()
     assert re.fullmatch(
         r"2\.[0-9]+\.[0-9]+", record["libraries"]["nccl"]
-    )  # of requirements.txt: needs no GPU
+    )  # of requirements-test.txt: needs no GPU
     assert ("cuda" in record["missing"]) == ("nccl" in record["missing"])
     monkeypatch.setattr(nccl, "library", lambda: "/nowhere/libnccl.so.2")
     record = doctor.examine().record()

@@ -5,11 +5,6 @@
 #include "transport/nodes.h"
 
 namespace gradwire::transport {
-namespace {
-
-std::string who(const Hello& hello) { return hello.host + ", pid " + std::to_string(hello.pid); }
-
-}  // namespace
 
 void Regroup::expect(const std::string& member, Node former, Time now) { awaited_[member] = {former, now}; }
 
@@ -22,7 +17,8 @@ std::optional<std::string> Regroup::take(const std::string& peer, const Hello& h
   const auto known = std::ranges::find(arrivals_, peer, &Arrival::peer);
   if (known != arrivals_.end()) {
     if (known->hello == hello) return std::nullopt;
-    return "rendezvous: " + who(hello) + " has changed what it says about itself; leave and come again";
+    return "rendezvous: " + host_and_pid(hello) +
+           " has changed what it says about itself; leave and come again";
   }
   if (auto why = objection(hello)) return why;
   // One that comes again has given up its earlier connection.
@@ -36,7 +32,7 @@ std::optional<std::string> Regroup::take(const std::string& peer, const Hello& h
 std::optional<std::string> Regroup::objection(const Hello& hello) const {
   const bool is_server = hello.role == Role::kServer;
   const std::string prefix =
-      std::string("rendezvous: ") + (is_server ? "a server" : "a worker") + " (" + who(hello) + ") ";
+      std::string("rendezvous: ") + (is_server ? "a server" : "a worker") + " (" + host_and_pid(hello) + ") ";
   if (hello.version != kVersion) {
     return prefix + "says version=" + std::to_string(hello.version) +
            " where the job has version=" + std::to_string(kVersion) +

@@ -9,22 +9,23 @@
 namespace gradwire::transport {
 namespace {
 
-std::string who(const Hello& hello) { return hello.host + ", pid " + std::to_string(hello.pid); }
-
 const char* plural(Role role) { return role == Role::kServer ? " servers" : " workers"; }
 
 }  // namespace
 
+std::string host_and_pid(const Hello& hello) { return hello.host + ", pid " + std::to_string(hello.pid); }
+
 std::string describe(Node node, const Hello& hello) {
   if (!hello.pair.empty()) node.role = Role::kWorker;
-  return to_string(node) + " (" + who(hello) + ")";
+  return to_string(node) + " (" + host_and_pid(hello) + ")";
 }
 
 std::optional<std::string> Rendezvous::take(const std::string& peer, const Hello& hello) {
   const auto known = std::ranges::find(arrivals_, peer, &Arrival::peer);
   if (known != arrivals_.end()) {
     if (known->hello == hello) return std::nullopt;
-    return "rendezvous: " + who(hello) + " has changed what it says about itself; leave and come again";
+    return "rendezvous: " + host_and_pid(hello) +
+           " has changed what it says about itself; leave and come again";
   }
   if (auto why = objection(hello)) return why;
   if (is_spare(hello)) return std::nullopt;
@@ -41,7 +42,7 @@ void Rendezvous::forget(const std::string& peer) {
 std::optional<std::string> Rendezvous::objection(const Hello& hello) const {
   const std::string wanted = hello.rank ? to_string(Node{hello.role, *hello.rank})
                                         : (hello.role == Role::kServer ? "a server" : "a worker");
-  const std::string prefix = "rendezvous: " + wanted + " (" + who(hello) + ") ";
+  const std::string prefix = "rendezvous: " + wanted + " (" + host_and_pid(hello) + ") ";
   const auto differs = [&](const char* setting, std::uint64_t given, std::uint64_t expected) {
     return prefix + "says " + setting + "=" + std::to_string(given) + " where the scheduler has " + setting +
            "=" + std::to_string(expected) + "; start all nodes with the same settings" +
@@ -72,10 +73,12 @@ std::optional<std::string> Rendezvous::objection(const Hello& hello) const {
   for (const Arrival& arrival : arrivals_) {
     const bool same_pair = !hello.pair.empty() && arrival.hello.pair == hello.pair;
     if (same_role(arrival) && (same_pair || (hello.rank && arrival.hello.rank == hello.rank))) {
-      return prefix + "is here already, as " + who(arrival.hello) + "; give every node a rank of its own";
+      return prefix + "is here already, as " + host_and_pid(arrival.hello) +
+             "; give every node a rank of its own";
     }
     if (same_role(arrival) && !hello.member.empty() && arrival.hello.member == hello.member) {
-      return prefix + "has the member name of " + who(arrival.hello) + "; give every process its own";
+      return prefix + "has the member name of " + host_and_pid(arrival.hello) +
+             "; give every process its own";
     }
   }
   if (std::ranges::count_if(arrivals_, same_role) >= static_cast<std::ptrdiff_t>(size)) {
@@ -104,7 +107,7 @@ std::optional<std::string> Rendezvous::mixture(const Hello& hello) const {
   if (is_dedicated(hello) || first == arrivals_.end() || !first->hello.pair.empty() == hosts)
     return std::nullopt;
   return std::string(hosts ? "hosts a server of its own" : "hosts no server") + ", unlike " +
-         who(first->hello) + "; give every rank the same store";
+         host_and_pid(first->hello) + "; give every rank the same store";
 }
 
 std::vector<Rendezvous::Member> Rendezvous::members() const {

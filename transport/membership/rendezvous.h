@@ -75,4 +75,7 @@ class Rendezvous {
 /// "worker 1 (host, pid 123)"; of a server that a worker's process hosts, the worker's name
 std::string describe(Node node, const Hello& hello);
 
+/// "host, pid 123"
+std::string host_and_pid(const Hello& hello);
+
 }  // namespace gradwire::transport

@@ -10,12 +10,12 @@
 namespace gradwire::transport {
 namespace {
 
-constexpr std::size_t kLongestText = 1 << 16;  // bytes
+constexpr std::size_t kLongestGraph = 1 << 16;  // bytes
 
 /// Calls visit(name, value) for each line "name=value".
 void for_each_line(std::string_view text,
                    const std::function<void(std::string_view name, std::string value)>& visit) {
-  if (text.size() > kLongestText)
+  if (text.size() > kLongestGraph)
     throw FrameError("wait: its text has " + std::to_string(text.size()) + " bytes");
   while (!text.empty()) {
     const std::string_view line = text.substr(0, text.find('\n'));

@@ -15,7 +15,7 @@ namespace {
 using std::chrono::milliseconds;
 
 const std::string kScheduler = "scheduler";
-constexpr milliseconds kHelloEvery{500};
+constexpr milliseconds kHelloToSchedulerEvery{500};
 constexpr milliseconds kVerdictGrace{
     2'000};                              // the scheduler's own deadline comes first: it knows who is missing
 constexpr milliseconds kShutOut{5'000};  // for so long, handshakes that the other side ends may be chance
@@ -160,7 +160,7 @@ void SchedulerLink::tick(Time now) {
 
 void SchedulerLink::check_rendezvous(Time now) {
   if (now >= next_hello_) {
-    next_hello_ = now + kHelloEvery;
+    next_hello_ = now + kHelloToSchedulerEvery;
     send(Kind::kHello, 0, 0, to_text(hello_));
   }
   // Who is to be waited for, and how long, is the scheduler's to say where jobs go on.

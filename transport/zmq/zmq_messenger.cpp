@@ -28,8 +28,8 @@ namespace {
 using Clock = std::chrono::steady_clock;
 using std::chrono::milliseconds;
 
-constexpr milliseconds kLeaveTimeout{2'000};  // of the destructor
-constexpr milliseconds kLastWords{500};       // for a failing node to tell the scheduler why
+constexpr milliseconds kLeaveTimeout{2'000};        // of the destructor
+constexpr milliseconds kLastWordsToScheduler{500};  // for a failing node to tell the scheduler why
 
 // Frames of one partition go one way, so that they keep their order.
 std::uint64_t spread_of(const FrameHeader& header) {
@@ -428,7 +428,7 @@ void ZmqMessenger::note_local_peers() {
 
 void ZmqMessenger::close_sockets() {
   if (inbox_.failed())
-    scheduler_->set_linger(kLastWords);  // else all was answered, or waited for long enough
+    scheduler_->set_linger(kLastWordsToScheduler);  // else all was answered, or waited for long enough
   scheduler_.reset();
   data_.reset();
 }
