@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from argparse import Namespace
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -24,8 +25,10 @@ store.close()
 
 
 @pytest.fixture(scope="module")
-def grid() -> ModuleType:
-    return load(FILE)
+def grid() -> Iterator[ModuleType]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(FILE.parents[1]))  # as a run.py does
+        yield load(FILE)
 
 
 def grid_of(module: ModuleType, folder: Path, programs: dict[str, str]) -> Any:
