@@ -172,7 +172,7 @@ endef
 
 # $(call install_requirements,FILES): together, where one of them is not installed.
 define install_requirements
-if ! for f in $(1); do [ -f $(INSTALLED)/$$f ] || exit 1; done; then \
+if ! (for f in $(1); do [ -f $(INSTALLED)/$$f ] || exit 1; done); then \
   echo 'venv: installing $(1) into .venv'; \
   $(PYTHON) -m pip install --quiet --disable-pip-version-check $(addprefix -r ,$(1)) && cp $(1) $(INSTALLED)/; \
 fi
