@@ -7,7 +7,8 @@
 namespace gradwire::transport {
 namespace {
 
-std::string in_seconds(std::chrono::steady_clock::duration time) {
+/// "5.0 s"
+std::string to_tenths(std::chrono::steady_clock::duration time) {
   std::array<char, 32> text{};
   std::snprintf(text.data(), text.size(), "%.1f s", std::chrono::duration<double>(time).count());
   return text.data();
@@ -41,11 +42,11 @@ std::optional<Liveness::Lost> Liveness::check(Time now) {
   }
   for (const auto& [name, watched] : watched_) {
     if (watched.disconnected && now - *watched.disconnected >= return_time()) {
-      return Lost{name, "closed its connection and did not come back within " + in_seconds(return_time())};
+      return Lost{name, "closed its connection and did not come back within " + to_tenths(return_time())};
     }
     if (now - watched.heard >= timeout_) {
-      const std::string limit = "GRADWIRE_LIVENESS_TIMEOUT is " + in_seconds(timeout_);
-      return Lost{name, "sent no heartbeat for " + in_seconds(now - watched.heard) + " (" + limit + ")"};
+      const std::string limit = "GRADWIRE_LIVENESS_TIMEOUT is " + to_tenths(timeout_);
+      return Lost{name, "sent no heartbeat for " + to_tenths(now - watched.heard) + " (" + limit + ")"};
     }
   }
   return std::nullopt;
