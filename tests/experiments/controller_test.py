@@ -127,7 +127,7 @@ def runs(arm: str, seconds: float, final: float = 0.9) -> list[Run]:
 def outcome(auto: float, final: float = 0.9) -> object:
     arms = {"none": 10.0, "fp16": 6.0, "2bit": 2.0, "auto": auto}
     all_runs = [run for arm, s in arms.items() for run in runs(arm, s, final if arm == "auto" else 0.9)]
-    return summarise(all_runs, list(arms), None, "50mbit")
+    return summarise(all_runs, list(arms), 0.895, "50mbit")  # as grid.py has it: near none's
 
 
 def test_auto_is_held_against_the_best_fixed_setting_and_the_better_baseline(

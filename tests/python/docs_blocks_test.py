@@ -88,7 +88,7 @@ def test_blocks_are_found_with_their_words() -> None:
 def test_a_page_is_one_script_until_another_is_named(tmp_path: Path) -> None:
     assert PageRun("page", tmp_path).run(PAGE) == 4
     assert (tmp_path / "train.py").read_text() == "first = 1\nprint(first)\n\nsecond = first + 1\n"
-    assert (tmp_path / "other.py").read_text() == "# other.py\nthird = 3\n"
+    assert (tmp_path / "other.py").read_text() == "first = 1\n# other.py\nthird = 3\n"
 
 
 def test_a_planted_fault_is_found(tmp_path: Path) -> None:

@@ -318,7 +318,7 @@ def test_a_models_step_takes_the_time_that_is_given() -> None:
         assert row["step_seconds"] >= 0.09
         assert row["efficiency"] == pytest.approx(0.09 / row["step_seconds"], rel=1e-6)
     assert "90 ms of compute a step\n" in done.stderr
-    assert "as published (--step-time gives yours)" in gradwire(*words).stdout
+    assert "as published; --step-time gives yours" in gradwire(*words).stdout
 
 
 def test_no_cell_breaks_at_110_columns(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 _LATENCY = "50us"
 _MOST_NODES = 65_536  # minutes of simulating
 _MOST_THREADS = 1_024
-_ASK_FOR_TIME = ", as published (--step-time gives yours)"
+_ASK_FOR_TIME = "The compute time is as published; --step-time gives yours."
 # What --help shows together.
 _MODEL = "Model"
 _SWEEP = "Sweep"
@@ -359,17 +359,19 @@ def _profile(
 
 
 def _show(found: Answer, question: Question, console: Console, of_a_model: str) -> None:
-    """of_a_model: what is to be said of the compute time of a model that comes with gradwire."""
+    """of_a_model: what to say of the compute time of a model that comes with gradwire; empty: nothing."""
     from gradwire.settings.units import format_bytes, format_duration
     from gradwire.terminal.wide_table import print_table
 
     profile = question.profile
     console.print(
         f"{profile.name}: {len(profile.layers)} layers, {format_bytes(4 * profile.elements)} of gradients, "
-        f"{format_duration(profile.compute_seconds)} of compute a step{of_a_model}",
+        f"{format_duration(profile.compute_seconds)} of compute a step",
         highlight=False,
         soft_wrap=True,
     )
+    if of_a_model:
+        console.print(of_a_model, highlight=False)
     if profile.warning is not None:
         console.print(f"WARNING: {profile.warning}", style="bold yellow", highlight=False)
     print_table(_fitting(found.predictions, found.best, console), console)
