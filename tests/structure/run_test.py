@@ -53,6 +53,18 @@ def test_what_crashes_or_runs_nothing_has_failed(tmp_path: Path, monkeypatch: py
     assert outcome(tmp_path, monkeypatch, "import os\n\ndef test():\n    os._exit(3)\n").failed == 1
 
 
+def test_chosen_files_need_not_have_tests_of_every_kind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "test_some.py").write_text("def test():\n    assert True\n")
+    (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers = alone\n")
+    monkeypatch.setattr(run, "ROOT", tmp_path)
+    monkeypatch.setattr(run, "REPORTS", tmp_path)
+    alone = [sys.executable, "-m", "pytest", "-q", "-m", "alone"]
+    assert run.suite("Some tests", alone, alone, may_be_empty=True).failed == 0
+    assert run.suite("Some tests", alone, alone).failed == 1
+
+
 @pytest.mark.parametrize("end", ["os.abort()", "time.sleep(50)"])
 def test_what_ends_or_holds_up_a_process_beside_others_has_failed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end: str
