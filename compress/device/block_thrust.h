@@ -27,6 +27,11 @@ struct BlockLayout {
         codes_begin(block::scale_count(element_count, block) * sizeof(float)) {}
 
   GRADWIRE_HOST_DEVICE std::size_t block() const noexcept { return std::size_t{1} << block_bits; }
+  /// Where the elements of block number `i` end.
+  GRADWIRE_HOST_DEVICE std::size_t end_of(std::size_t i) const noexcept {
+    const std::size_t end = (i + 1) << block_bits;
+    return end < elements ? end : elements;
+  }
   GRADWIRE_HOST_DEVICE std::size_t scale_offset(std::size_t i) const noexcept {
     return (i >> block_bits) * sizeof(float);
   }
@@ -88,17 +93,14 @@ struct ScaleBlock {
 
   GRADWIRE_HOST_DEVICE void operator()(std::size_t item) const {
     const std::size_t begin = item * layout.block();
-    const std::size_t end =
-        begin + layout.block() < layout.elements ? begin + layout.block() : layout.elements;
+    const std::size_t end = layout.end_of(item);
     float most = 0;
     bool nonfinite = false;
     for (std::size_t first = begin; first < end; first += kItemElements) {
-      const std::size_t count = item_elements(end, first);
-      const Four values = source.four(first, count);
-      const Four kept = residual.load(first, count);
+      const ItemInput input = read_item(source, residual, first, end);
       for (std::size_t j = 0; j < kItemElements; ++j) {
-        if (j >= count) continue;
-        const float x = residual.add(kept.x[j], values.x[j]);
+        if (j >= input.count) continue;
+        const float x = residual.add(input.kept.x[j], input.values.x[j]);
         const bool finite = is_finite(x);
         nonfinite |= !finite;
         if (finite && magnitude(x) > most) most = magnitude(x);
@@ -109,22 +111,21 @@ struct ScaleBlock {
   }
 };
 
-/// Encodes `count` elements of a block of this scale, as block::encode_block_scalar() does; kept becomes what
-/// they keep.
+/// Encodes an item of a block of this scale, as block::encode_block_scalar() does.
 GRADWIRE_HOST_DEVICE inline void encode_four(const BlockLayout& layout, const Residual& residual,
-                                             std::size_t first, std::size_t count, float scale,
-                                             const Four& values, Four kept, std::byte* out) {
+                                             std::size_t first, float scale, ItemInput input,
+                                             std::byte* out) {
   const float inverse = block::inverse_of(scale);
   std::uint32_t codes = 0;
   for (std::size_t j = 0; j < kItemElements; ++j) {
-    const float x = residual.add(kept.x[j], values.x[j]);
-    if (j >= count || !is_finite(x)) continue;
+    const float x = residual.add(input.kept.x[j], input.values.x[j]);
+    if (j >= input.count || !is_finite(x)) continue;
     const std::uint8_t bits = block::code_of(layout.code, x * inverse);
     codes |= std::uint32_t{bits} << (j * block::code_bits(layout.code));
-    kept.x[j] = x - block::value_of(layout.code, bits) * scale;
+    input.kept.x[j] = x - block::value_of(layout.code, bits) * scale;
   }
-  store_codes(layout.code, codes, count, out + layout.code_offset(first));
-  residual.store(kept, first, count);
+  store_codes(layout.code, codes, input.count, out + layout.code_offset(first));
+  residual.store(input.kept, first, input.count);
 }
 
 /// Encodes an item whose block has its scale.
@@ -137,10 +138,8 @@ struct EncodeBlockItem {
 
   GRADWIRE_HOST_DEVICE void operator()(std::size_t item) const {
     const std::size_t first = item * kItemElements;
-    const std::size_t count = item_elements(layout.elements, first);
     const auto scale = load_aligned<float>(out + layout.scale_offset(first));
-    encode_four(layout, residual, first, count, scale, source.four(first, count), residual.load(first, count),
-                out);
+    encode_four(layout, residual, first, scale, read_item(source, residual, first, layout.elements), out);
   }
 };
 
@@ -156,8 +155,7 @@ struct EncodeHeldBlock {
     GRADWIRE_HOST_DEVICE void add(const Part& other) { most = other.most > most ? other.most : most; }
   };
   struct Held {
-    Four values[kMostRows];
-    Four kept[kMostRows];
+    ItemInput rows[kMostRows];
   };
 
   Source source;
@@ -172,19 +170,16 @@ struct EncodeHeldBlock {
   GRADWIRE_HOST_DEVICE Part begin(std::size_t group, std::size_t item, Held& held) const {
     GRADWIRE_UNROLL
     for (std::size_t row = 0; row < kMostRows; ++row) {
-      const std::size_t first = first_of(group, item, row);
-      const std::size_t count = count_of(first, row);
-      held.values[row] = count == 0 ? Four{} : source.four(first, count);
-      held.kept[row] = count == 0 ? Four{} : residual.load(first, count);
+      held.rows[row] = read_item(source, residual, first_of(group, item, row), layout.end_of(group));
     }
     Part part;
     bool nonfinite = false;
     GRADWIRE_UNROLL
     for (std::size_t row = 0; row < kMostRows; ++row) {
-      const std::size_t count = count_of(first_of(group, item, row), row);
+      const ItemInput& input = held.rows[row];
       for (std::size_t j = 0; j < kItemElements; ++j) {
-        if (j >= count) continue;
-        const float x = residual.add(held.kept[row].x[j], held.values[row].x[j]);
+        if (j >= input.count) continue;
+        const float x = residual.add(input.kept.x[j], input.values.x[j]);
         nonfinite |= !is_finite(x);
         if (is_finite(x) && magnitude(x) > part.most) part.most = magnitude(x);
       }
@@ -198,19 +193,14 @@ struct EncodeHeldBlock {
     if (item == 0) store_aligned(scale, out + layout.scale_offset(group * layout.block()));
     GRADWIRE_UNROLL
     for (std::size_t row = 0; row < kMostRows; ++row) {
-      const std::size_t first = first_of(group, item, row);
-      const std::size_t count = count_of(first, row);
-      if (count == 0) continue;
-      encode_four(layout, residual, first, count, scale, held.values[row], held.kept[row], out);
+      if (held.rows[row].count == 0) continue;
+      encode_four(layout, residual, first_of(group, item, row), scale, held.rows[row], out);
     }
   }
 
  private:
   GRADWIRE_HOST_DEVICE std::size_t first_of(std::size_t group, std::size_t item, std::size_t row) const {
     return group * layout.block() + row * kRow + item * kItemElements;
-  }
-  GRADWIRE_HOST_DEVICE std::size_t count_of(std::size_t first, std::size_t row) const {
-    return row * kRow < layout.block() && first < layout.elements ? item_elements(layout.elements, first) : 0;
   }
 };
 

@@ -39,6 +39,22 @@ struct Residual {
   }
 };
 
+/// What an item that begins at element `first` encodes: `count` elements, none from `end` on; the others are
+/// 0.
+struct ItemInput {
+  Four values{};
+  Four kept{};
+  std::uint32_t count = 0;
+};
+
+template <typename Source>
+GRADWIRE_HOST_DEVICE ItemInput read_item(const Source& source, const Residual& residual, std::size_t first,
+                                         std::size_t end) {
+  if (first >= end) return {};
+  const std::size_t count = item_elements(end, first);
+  return {source.four(first, count), residual.load(first, count), static_cast<std::uint32_t>(count)};
+}
+
 /// Encodes an item of the source as dense::encode_scalar() does.
 template <typename Source>
 struct EncodeDense {

@@ -54,18 +54,17 @@ struct SignSumSource {
   }
 };
 
-/// What is encoded of four elements, of which `count` exist: the others are 0.
+/// What is encoded of an item's elements: those that do not exist are 0.
 struct CountedFour {
   Four x{};
   bool nonfinite = false;
 
-  GRADWIRE_HOST_DEVICE CountedFour(const Residual& residual, const Four& values, const Four& kept,
-                                   std::size_t count) {
+  GRADWIRE_HOST_DEVICE CountedFour(const Residual& residual, const ItemInput& input) {
     for (std::size_t j = 0; j < kItemElements; ++j) {
-      if (j >= count) continue;
-      const float sum = residual.add(kept.x[j], values.x[j]);
+      if (j >= input.count) continue;
+      const float sum = residual.add(input.kept.x[j], input.values.x[j]);
       nonfinite |= !is_finite(sum);
-      x.x[j] = one_bit::counted(sum, kept.x[j]);
+      x.x[j] = one_bit::counted(sum, input.kept.x[j]);
     }
   }
   GRADWIRE_HOST_DEVICE bool any() const { return x.x[0] != 0 || x.x[1] != 0 || x.x[2] != 0 || x.x[3] != 0; }
@@ -94,16 +93,15 @@ struct MeasureSent {
 
   GRADWIRE_HOST_DEVICE Part begin(std::size_t block, std::size_t item, Held&) const {
     Part part;
-    for_each_row(source, residual, elements, block, item,
-                 [&](std::size_t first, std::size_t count, const Four& values, const Four& kept) {
-                   const CountedFour counted(residual, values, kept, count);
-                   const std::size_t word = first % two_bit::kBlockElements / one_bit::kWordElements;
-                   part.sent_words |= (counted.any() ? 1u : 0u) << word;
-                   for (std::size_t j = 0; j < kItemElements; ++j) {
-                     const float x = residual.add(kept.x[j], values.x[j]);
-                     if (j < count && is_finite(x)) part.sums.add(j, magnitude(x), false);
-                   }
-                 });
+    for_each_row(source, residual, elements, block, item, [&](std::size_t first, const ItemInput& input) {
+      const CountedFour counted(residual, input);
+      const std::size_t word = first % two_bit::kBlockElements / one_bit::kWordElements;
+      part.sent_words |= (counted.any() ? 1u : 0u) << word;
+      for (std::size_t j = 0; j < kItemElements; ++j) {
+        const float x = residual.add(input.kept.x[j], input.values.x[j]);
+        if (j < input.count && is_finite(x)) part.sums.add(j, magnitude(x), false);
+      }
+    });
     return part;
   }
   GRADWIRE_HOST_DEVICE void end(std::size_t block, std::size_t item, const Held&, Part part) const {
@@ -165,16 +163,13 @@ struct EncodeSigns {
     bool nonfinite = false;
     GRADWIRE_UNROLL
     for (std::size_t row = 0; row < kRows; ++row) {
-      const std::size_t first = first_of(group, item, row);
-      const std::size_t count = first < elements ? item_elements(elements, first) : 0;
-      const Four values = count == 0 ? Four{} : source.four(first, count);
-      const Four kept = count == 0 ? Four{} : residual.load(first, count);
-      const CountedFour counted(residual, values, kept, count);
+      const ItemInput input = read_item(source, residual, first_of(group, item, row), elements);
+      const CountedFour counted(residual, input);
       held.x[row] = counted.x;
       nonfinite |= counted.nonfinite;
       std::uint32_t signs = 0;
       for (std::size_t j = 0; j < kItemElements; ++j) {
-        signs |= j < count && counted.x.x[j] >= least ? bit_of(item, j) : 0;
+        signs |= j < input.count && counted.x.x[j] >= least ? bit_of(item, j) : 0;
       }
       // By selecting, not by an index: a register has none.
       for (std::size_t word = 0; word < kRowWords; ++word) {

@@ -39,21 +39,20 @@ struct EncodeBlock {
     const float threshold = two_bit::Quantiser{scale.threshold, scale.level}.effective_threshold();
     Part part;
     bool nonfinite = false;
-    for_each_row(source, residual, elements, block, item,
-                 [&](std::size_t first, std::size_t count, const Four& values, Four kept) {
-                   CodesOfFour four;
-                   for (std::size_t j = 0; j < kItemElements; ++j) {
-                     if (j >= count) continue;
-                     const float x = residual.add(kept.x[j], values.x[j]);
-                     const unsigned code =
-                         four.take(j, x, threshold, scale.level, two_bit::NonFinite::kSkip, kept.x[j]);
-                     if (is_finite(x)) part.add(j, magnitude(x), code != 0);
-                   }
-                   // Behind the last element, the rest of its word is 0.
-                   if (first / 4 < two_bit::packed_bytes(elements)) out[first / 4] = std::byte(four.codes);
-                   if (count > 0) residual.store(kept, first, count);
-                   nonfinite |= four.nonfinite;
-                 });
+    for_each_row(source, residual, elements, block, item, [&](std::size_t first, ItemInput input) {
+      CodesOfFour four;
+      for (std::size_t j = 0; j < kItemElements; ++j) {
+        if (j >= input.count) continue;
+        const float x = residual.add(input.kept.x[j], input.values.x[j]);
+        const unsigned code =
+            four.take(j, x, threshold, scale.level, two_bit::NonFinite::kSkip, input.kept.x[j]);
+        if (is_finite(x)) part.add(j, magnitude(x), code != 0);
+      }
+      // Behind the last element, the rest of its word is 0.
+      if (first / 4 < two_bit::packed_bytes(elements)) out[first / 4] = std::byte(four.codes);
+      if (input.count > 0) residual.store(input.kept, first, input.count);
+      nonfinite |= four.nonfinite;
+    });
     if (nonfinite) report_value(report->nonfinite, 1);
     return part;
   }

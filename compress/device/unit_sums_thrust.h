@@ -88,26 +88,20 @@ static_assert(kGroupItems * kItemElements == two_bit::kUnitBlocks);
 inline constexpr std::size_t kRowsAhead = 4;
 static_assert(two_bit::kBlockElements % (kRowsAhead * two_bit::kSumLanes) == 0);
 
-/// Calls take(first, count, values, kept) for each four elements of an item of a block, in order; `count` of
-/// them exist.
+/// Calls take(first, input) for each four elements of an item of a block, in order.
 template <typename Source, typename Take>
 GRADWIRE_HOST_DEVICE void for_each_row(const Source& source, const Residual& residual, std::size_t elements,
                                        std::size_t block, std::size_t item, const Take& take) {
   const std::size_t begin = block * two_bit::kBlockElements + item * kItemElements;
   for (std::size_t row = 0; row < two_bit::kBlockElements; row += kRowsAhead * two_bit::kSumLanes) {
-    Four values[kRowsAhead], kept[kRowsAhead];
+    ItemInput inputs[kRowsAhead];
     GRADWIRE_UNROLL
     for (std::size_t ahead = 0; ahead < kRowsAhead; ++ahead) {
-      const std::size_t first = begin + row + ahead * two_bit::kSumLanes;
-      const std::size_t count = first < elements ? item_elements(elements, first) : 0;
-      values[ahead] = count == 0 ? Four{} : source.four(first, count);
-      kept[ahead] = count == 0 ? Four{} : residual.load(first, count);
+      inputs[ahead] = read_item(source, residual, begin + row + ahead * two_bit::kSumLanes, elements);
     }
     GRADWIRE_UNROLL
     for (std::size_t ahead = 0; ahead < kRowsAhead; ++ahead) {
-      const std::size_t first = begin + row + ahead * two_bit::kSumLanes;
-      const std::size_t count = first < elements ? item_elements(elements, first) : 0;
-      take(first, count, values[ahead], kept[ahead]);
+      take(begin + row + ahead * two_bit::kSumLanes, inputs[ahead]);
     }
   }
 }
@@ -136,13 +130,12 @@ struct MeasureBlock {
     const UnitScale scale = scales == nullptr ? UnitScale{} : scales[block / two_bit::kUnitBlocks];
     const float threshold = two_bit::Quantiser{scale.threshold, scale.level}.effective_threshold();
     Part part;
-    for_each_row(source, residual, elements, block, item,
-                 [&](std::size_t, std::size_t count, const Four& values, const Four& kept) {
-                   for (std::size_t j = 0; j < kItemElements; ++j) {
-                     const float x = magnitude(residual.add(kept.x[j], values.x[j]));
-                     if (j < count && is_finite(x)) part.add(j, x, x >= threshold);
-                   }
-                 });
+    for_each_row(source, residual, elements, block, item, [&](std::size_t, const ItemInput& input) {
+      for (std::size_t j = 0; j < kItemElements; ++j) {
+        const float x = magnitude(residual.add(input.kept.x[j], input.values.x[j]));
+        if (j < input.count && is_finite(x)) part.add(j, x, x >= threshold);
+      }
+    });
     return part;
   }
   GRADWIRE_HOST_DEVICE void end(std::size_t block, std::size_t item, const Held&, const Part& sums) const {

@@ -59,13 +59,15 @@ HWY_INLINE bool AnyReaches(std::uint32_t bits, const FloatVector (&x)[kStep / kL
   return !hn::AllTrue(di, hn::Lt(largest, hn::Set(di, static_cast<std::int32_t>(bits))));
 }
 
-/// Adds the upper half of the vectors to the lower one until one is left, and stores it.
+/// As fold(), of lanes in registers. Clobbers them.
 template <std::size_t kVectors>
-HWY_INLINE void FoldVectors(FloatVector (&vectors)[kVectors], float* HWY_RESTRICT out) {
+HWY_INLINE float FoldVectors(FloatVector (&vectors)[kVectors]) {
   for (std::size_t half = kVectors / 2; half > 0; half /= 2) {
     for (std::size_t v = 0; v < half; ++v) vectors[v] = hn::Add(vectors[v], vectors[v + half]);
   }
-  hn::StoreU(vectors[0], Floats(), out);
+  std::array<float, kLanes> left;
+  hn::StoreU(vectors[0], Floats(), left.data());
+  return fold(left);
 }
 
 /// BlockLanes in registers.
@@ -95,13 +97,8 @@ struct LaneSums {
   }
   /// Appends the block, as UnitSums::append() does. Clobbers the lanes.
   HWY_INLINE void AppendTo(UnitSums* sums, std::uint32_t selected_count) {
-    std::array<float, kLanes> one;
-    FoldVectors(all, one.data());
-    sums->all[sums->blocks] = fold(one);
-    FoldVectors(selected, one.data());
-    sums->selected[sums->blocks] = fold(one);
-    sums->selected_count += selected_count;
-    ++sums->blocks;
+    const float block_all = FoldVectors(all);
+    sums->append(block_all, FoldVectors(selected), selected_count);
   }
 };
 

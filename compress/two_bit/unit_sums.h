@@ -57,11 +57,15 @@ struct UnitSums {
   std::uint32_t selected_count = 0;
   std::size_t blocks = 0;
 
-  void append(const BlockLanes& lanes) noexcept {
-    all[blocks] = fold(lanes.all);
-    selected[blocks] = fold(lanes.selected);
-    selected_count += lanes.selected_count;
+  /// Appends a block whose lanes are folded.
+  void append(float block_all, float block_selected, std::uint32_t count) noexcept {
+    all[blocks] = block_all;
+    selected[blocks] = block_selected;
+    selected_count += count;
     ++blocks;
+  }
+  void append(const BlockLanes& lanes) noexcept {
+    append(fold(lanes.all), fold(lanes.selected), lanes.selected_count);
   }
   float sum_all() const noexcept { return saturated(fold(all)); }
   float sum_selected() const noexcept { return saturated(fold(selected)); }
