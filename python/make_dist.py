@@ -15,7 +15,6 @@ import re
 import subprocess
 import sys
 import tarfile
-import venv
 from pathlib import Path
 
 import make_wheel
@@ -102,19 +101,7 @@ def wheels_of(folder: Path, version: str) -> list[Path]:
 
 def check_metadata(packages: list[Path]) -> None:
     """Raises subprocess.CalledProcessError, the reason on stdout, where an index would refuse a package."""
-    twine = TOOLS / "bin" / "twine"
-    if not twine.exists():
-        print(f"dist: installing {', '.join(REQUIREMENTS)}", file=sys.stderr)
-        venv.create(TOOLS, clear=True, with_pip=True)
-        pip = [
-            str(TOOLS / "bin" / "python"),
-            "-m",
-            "pip",
-            "--quiet",
-            "--disable-pip-version-check",
-            "install",
-        ]
-        subprocess.run([*pip, *REQUIREMENTS], check=True)
+    twine = make_wheel.tools(TOOLS, REQUIREMENTS) / "twine"
     subprocess.run([str(twine), "check", "--strict", *map(str, packages)], check=True)
 
 

@@ -26,6 +26,7 @@ import sys
 import sysconfig
 import tempfile
 import zipfile
+from collections.abc import Sequence
 from pathlib import Path
 
 import wheel_licences
@@ -55,13 +56,13 @@ SYSTEMS = {
 _PIP = ("-m", "pip", "--quiet", "--disable-pip-version-check")
 
 
-def tools() -> Path:
-    """Returns the folder of REQUIREMENTS' programs, which are installed from PyPI into a venv of their own once."""
-    programs = TOOLS / "bin"
-    if not all((programs / re.split(r"\W", name)[0]).exists() for name in REQUIREMENTS):
-        print(f"wheel: installing {', '.join(REQUIREMENTS)}", file=sys.stderr)
-        subprocess.run([sys.executable, "-m", "venv", "--clear", str(TOOLS)], check=True)
-        subprocess.run([str(programs / "python"), *_PIP, "install", *REQUIREMENTS], check=True)
+def tools(folder: Path = TOOLS, requirements: Sequence[str] = REQUIREMENTS) -> Path:
+    """Returns the folder of the requirements' programs, which are installed from PyPI into a venv of their own once."""
+    programs = folder / "bin"
+    if not all((programs / re.split(r"\W", name)[0]).exists() for name in requirements):
+        print(f"wheel: installing {', '.join(requirements)}", file=sys.stderr)
+        subprocess.run([sys.executable, "-m", "venv", "--clear", str(folder)], check=True)
+        subprocess.run([str(programs / "python"), *_PIP, "install", *requirements], check=True)
     return programs
 
 

@@ -148,7 +148,7 @@ def default(param: Any) -> str:
     """Returns an option's default; where its help says it, that counts."""
     if param.required:
         return "required"
-    said = re.search(r"(?:Default|Unset): (.*?)\.?$", getattr(param, "help", None) or "", re.DOTALL)
+    said = re.search(r"Default: (.*?)\.?$", getattr(param, "help", None) or "", re.DOTALL)
     if said:
         return cell(plain(said[1]))
     value = param.default
@@ -164,7 +164,7 @@ def default(param: Any) -> str:
 def meaning(param: Any) -> str:
     """Returns an option's help, without its default."""
     text = plain(getattr(param, "help", None) or "")
-    return re.sub(r"\s*(?:Default|Unset): .*$", "", text, flags=re.DOTALL)
+    return re.sub(r"\s*Default: .*$", "", text, flags=re.DOTALL)
 
 
 def plain(text: str) -> str:
