@@ -34,3 +34,19 @@ def test_an_error_on_rank_0_ends_the_job(end: str, tmp_path: Path) -> None:
     assert ended.code != 0, str(ended)
     assert "no such file of images" in ended.err, str(ended)
     assert "the job ends with it" in ended.err, str(ended)
+
+
+def test_ctrl_c_in_a_backward_of_ddp_ends_the_job_though_the_script_catches_it(tmp_path: Path) -> None:
+    with Job(tmp_path, {}) as job:
+        ended = job.start(("run", 0), torchrun("torch_interrupted_worker.py", "ddp")).ended(60)
+    assert ended.code != 0, str(ended)
+    assert "rank 0 was interrupted" in ended.out, str(ended)
+    assert "INTERNAL ASSERT FAILED" in ended.err, str(ended)  # DDP refuses the next forward()
+
+
+def test_ctrl_c_in_a_reduce_scatter_ends_its_process_and_the_job(tmp_path: Path) -> None:
+    with Job(tmp_path, {}) as job:
+        ended = job.start(("run", 0), torchrun("torch_interrupted_worker.py", "fsdp")).ended(60)
+    assert ended.code != 0, str(ended)
+    assert "was interrupted" not in ended.out, str(ended)
+    assert "Signal 2 (SIGINT) received" in ended.err, str(ended)

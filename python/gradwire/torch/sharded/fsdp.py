@@ -17,7 +17,7 @@ backward() calls that reduce, the residuals of the earlier calls are kept. A bac
 For a checkpoint, save `compressed.state_dict()` on each rank beside model and optimizer. Or save all of a job with
 gradwire.torch.save_checkpoint(), or with torch.distributed.checkpoint, which accepts `compressed` as it is.
 
-Threading: called on autograd's thread; it waits until the shard has arrived.
+Threading: called on autograd's thread; it waits until the shard has arrived. Ctrl-C ends the process while it waits.
 """
 
 from __future__ import annotations
