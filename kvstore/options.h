@@ -48,7 +48,7 @@ struct EngineOptions {
                                      << 18;  ///< rounded down to whole codec units, at least one
   std::uint64_t shard_bound_elements =
       1'000'000;  ///< keys of at least this many elements are cut over all servers
-  std::uint64_t fusion_bytes = std::uint64_t{256} << 10;  ///< buckets and messages are filled up to this
+  std::uint64_t fusion_bytes = std::uint64_t{256} << 10;  ///< buckets are filled up to this
   std::uint64_t credit_bytes = std::uint64_t{256} << 10;  ///< bytes handed to the socket, per server
   /// Bytes that push() has taken of gradients whose round cannot begin, since one before it is not over; then
   /// it waits (wire/PROTOCOL.md, "Pushes ahead of their rounds"). Of dense keys; of tables of rows as many

@@ -1,5 +1,6 @@
 #include "kvstore/runtime/outbox.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "kvstore/wire/protocol.h"
@@ -19,6 +20,10 @@ bool is_of_round(const transport::FrameHeader& header) {
   return is_of_its_kind && header.step <= kMaxSteps;
 }
 
+/// A message arrives whole. One that held several large frames would keep the first from being summed until
+/// the last has crossed the wire.
+constexpr std::uint64_t kFullMessageBytes = 16U << 10;
+
 /// A name that two pieces share would only let others' patience end early.
 std::uint64_t piece_of(const transport::FrameHeader& header) {
   constexpr std::uint64_t kSpread = 0x9E3779B97F4A7C15;  // 2^64 / the golden ratio
@@ -33,7 +38,7 @@ Outbox::Outbox(transport::Messenger& messenger, std::shared_ptr<Loop> loop, tran
       loop_(std::move(loop)),
       role_(role),
       local_peer_(messenger.local_peer()),
-      limits_(limits),
+      limits_{limits.credit_bytes, std::min(limits.fusion_bytes, kFullMessageBytes)},
       queue_(std::make_shared<fusion::SendQueue>(peers, limits.credit_bytes)),
       tracer_(std::move(tracer)) {
   queue_->start_at(first % peers);

@@ -24,7 +24,7 @@ class Outbox {
  public:
   struct Limits {
     std::uint64_t credit_bytes;  ///< handed to the socket and not yet written by it, per peer
-    std::uint64_t fusion_bytes;  ///< frames to one peer are fused until a message holds this much
+    std::uint64_t fusion_bytes;  ///< frames to one peer are fused until a message holds this much, or 16 KiB
   };
   /// Peers are role's ranks 0 .. peers-1; first is the one favoured first.
   Outbox(transport::Messenger& messenger, std::shared_ptr<Loop> loop, transport::Role role,

@@ -199,5 +199,29 @@ TEST(Outbox, AnUrgentKeyThatGoesRoundAndRoundDoesNotStarveTheRest) {
   EXPECT_LT(rounds_meanwhile, kRounds);
 }
 
+/// Notes how many frames each message has, and sends none.
+class MessageCounter final : public transport::ForwardingMessenger {
+ public:
+  using transport::ForwardingMessenger::ForwardingMessenger;
+  void send(Node /*to*/, std::vector<transport::Frame> frames) override { counts.push_back(frames.size()); }
+  std::vector<std::size_t> counts;
+};
+
+TEST(Outbox, SmallFramesShareAMessageAndALargeOneIsTheLastOfIts) {
+  transport::InprocNetwork network(1, 1);
+  MessageCounter messenger(network.connect(kWorker));
+  Outbox outbox(messenger, std::make_shared<Loop>(), Role::kServer, 1, 0,
+                {.credit_bytes = 1U << 20, .fusion_bytes = 256U << 10});
+  for (const std::size_t bytes : {1'000, 1'000, 1'000, 20'000, 20'000, 1'000}) {
+    transport::Frame frame;
+    frame.header.kind = transport::Kind::kPush;
+    frame.payload = transport::Buffer::allocate(bytes);
+    outbox.add(0, std::move(frame));
+  }
+  outbox.flush();
+  EXPECT_THAT(messenger.counts, ElementsAre(4, 1, 1))
+      << "a message arrives whole, when its last byte has come";
+}
+
 }  // namespace
 }  // namespace gradwire::kvstore
