@@ -73,10 +73,12 @@ void validate(const NetworkModel& network) {
   }
   const auto is_seconds = [](double value) { return std::isfinite(value) && value >= 0; };
   if (!std::isfinite(network.bytes_per_second) || network.bytes_per_second < 1 ||
-      !is_seconds(network.latency_seconds) || !is_seconds(network.message_seconds)) {
+      !is_seconds(network.latency_seconds) || !is_seconds(network.message_seconds) ||
+      !is_seconds(network.wakeup_seconds)) {
     refuse("bytes_per_second=" + std::to_string(network.bytes_per_second) +
            ", latency_seconds=" + std::to_string(network.latency_seconds) +
            ", message_seconds=" + std::to_string(network.message_seconds) +
+           ", wakeup_seconds=" + std::to_string(network.wakeup_seconds) +
            "; expected a rate of at least 1 and seconds of at least 0");
   }
 }

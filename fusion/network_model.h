@@ -26,6 +26,7 @@ struct NetworkModel {
   double bytes_per_second = 0;  ///< of every link in each direction, headers of its protocols taken off
   double latency_seconds = 0;   ///< from one host to another
   double message_seconds = 0;   ///< for which a thread is busy with sending or receiving one message
+  double wakeup_seconds = 0;    ///< for which it is busy beside that if it slept when the message came
 };
 
 /// Bytes a second that each flow gets.

@@ -129,7 +129,7 @@ class Job {
 Job::Job(const SimulationSetup& setup)
     : setup_(setup),
       network_(setup.network),
-      codec_(setup.codec_threads),
+      codec_(setup.codec_threads, network_.wakeup_seconds),
       pushes_(network_.servers, setup.credit_bytes),
       up_(network_.servers),
       down_(network_.servers),
@@ -145,7 +145,10 @@ Job::Job(const SimulationSetup& setup)
     parts_of_key_.push_back(plan_.keys[k].turns.size());
   }
   for (std::uint32_t s = 0; s < network_.servers; ++s) {
-    servers_.push_back({Station(setup.server_threads), SendQueue(1, setup.credit_bytes), 0, 0});
+    // Pushes of workers, and messages of a ring's rounds, come one by one.
+    const double wakeups = is_ring() ? ring_rounds() : network_.workers;
+    servers_.push_back({Station(setup.server_threads, wakeups * network_.wakeup_seconds),
+                        SendQueue(1, setup.credit_bytes), 0, 0});
   }
 }
 

@@ -18,10 +18,13 @@ class Station {
     double seconds = 0;
   };
 
-  /// Requires threads >= 1.
-  explicit Station(unsigned threads) : idle_(threads) {}
+  /// Requires threads >= 1. wakeup_seconds: what a job takes longer if a thread sleeps when it comes.
+  Station(unsigned threads, double wakeup_seconds) : wakeup_seconds_(wakeup_seconds), idle_(threads) {}
 
-  void submit(const Job& job) { waiting_.emplace(job.priority, job); }
+  void submit(Job job) {
+    if (waiting_.size() < idle_) job.seconds += wakeup_seconds_;
+    waiting_.emplace(job.priority, job);
+  }
 
   /// Gives the next job to an idle thread, which is busy until end(). None: nothing may begin now.
   std::optional<Job> begin() {
@@ -36,6 +39,7 @@ class Station {
 
  private:
   std::multimap<std::int32_t, Job, std::greater<>> waiting_;  // equal priorities keep their order
+  double wakeup_seconds_;
   unsigned idle_;
 };
 

@@ -51,7 +51,7 @@ def run_on_device(model: str, network: Network, schedule: Schedule) -> _core.Sim
     """As run(), of a library that finds gradients on the device and leaves sums there: nothing else costs anything."""
     reached = replace(network, latency=network.latency + COSTS.hop_seconds)
     profile = layer_profile.find(model)
-    return _core.simulate(simulation.setup(profile, reached, FREE, schedule, COSTS.message_seconds))
+    return _core.simulate(simulation.setup(profile, reached, FREE, schedule, COSTS))
 
 
 def efficiency(done: _core.Simulated) -> float:

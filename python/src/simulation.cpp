@@ -70,8 +70,9 @@ void bind_plan(nb::module_& module) {
 // Each field once, flat: Python's own dataclass has the structure.
 void bind_setup(nb::module_& module) {
   nb::class_<NetworkModel>(module, "NetworkModel")
-      .def(nb::init<Topology, std::uint32_t, std::uint32_t, double, double, double>(), "topology"_a,
-           "workers"_a, "servers"_a, "bytes_per_second"_a, "latency_seconds"_a, "message_seconds"_a);
+      .def(nb::init<Topology, std::uint32_t, std::uint32_t, double, double, double, double>(), "topology"_a,
+           "workers"_a, "servers"_a, "bytes_per_second"_a, "latency_seconds"_a, "message_seconds"_a,
+           "wakeup_seconds"_a);
   nb::class_<CodecCosts>(module, "CodecCosts")
       .def(nb::init<double, double, double, double, double>(), "push_bytes"_a, "reply_bytes"_a,
            "encode_seconds"_a, "decode_seconds"_a, "sum_seconds"_a)

@@ -118,6 +118,7 @@ TEST(NetworkModel, RefusesWhatNoNetworkIs) {
        {+[](NetworkModel& n) { n.workers = 0; }, +[](NetworkModel& n) { n.servers = 0; },
         +[](NetworkModel& n) { n.bytes_per_second = 0; }, +[](NetworkModel& n) { n.latency_seconds = -1; },
         +[](NetworkModel& n) { n.message_seconds = std::numeric_limits<double>::quiet_NaN(); },
+        +[](NetworkModel& n) { n.wakeup_seconds = -1; },
         +[](NetworkModel& n) { n.topology = Topology::kRing; },
         +[](NetworkModel& n) { n.topology = Topology::kServersBeside, n.servers = 3; }}) {
     NetworkModel bad = good;

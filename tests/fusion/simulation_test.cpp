@@ -61,6 +61,24 @@ TEST(Simulation, CodecsAndMessagesTakeTheirTime) {
   EXPECT_NEAR(simulate(setup).sent_bytes, 1400, 1e-6);
 }
 
+TEST(Simulation, AMessageThatFindsItsThreadAsleepTakesLonger) {
+  SimulationSetup setup = plain();
+  setup.network.wakeup_seconds = 0.05;
+  const double one = 1 + 0.05 + 1 + 0.1 + 0.05 + 1 + 0.1 + 0.05 + 1;
+  EXPECT_NEAR(simulate(setup).step_seconds, one, 1e-9);
+  // Of four parts the last pays: the first one has woken the codec's thread for all of them.
+  setup.limits.partition_elements = 250;
+  EXPECT_NEAR(simulate(setup).step_seconds, one - 0.75, 1e-9);
+  // A server that sums longer than parts are apart sleeps before the first alone.
+  setup.codec.sum_seconds = 4e-3;
+  EXPECT_NEAR(simulate(setup).step_seconds, 1 + 0.05 + 0.25 + 0.1 + 0.05 + 4 + 0.25 + 0.1 + 0.05 + 1, 1e-9);
+  // Each worker's push wakes it.
+  setup.codec.sum_seconds = 0;
+  setup.limits.partition_elements = 1000;
+  setup.network.workers = 4;
+  EXPECT_NEAR(simulate(setup).step_seconds, 1 + 0.05 + 4 + 0.1 + 4 * 0.05 + 4 + 0.1 + 0.05 + 1, 1e-9);
+}
+
 TEST(Simulation, ARingTakesItsLatencyInEveryRound) {
   SimulationSetup setup = plain();
   setup.network = {Topology::kRing, 4, 1, 4000, 0.1, 0};

@@ -25,7 +25,9 @@ if sys.argv[1] == "ddp":
     model.register_comm_hook(gradwire.torch.HookState(codec="2bit"), gradwire.torch.ddp_hook)
 else:
     for layer in layers:
-        fully_shard(layer, reshard_after_forward=False)  # so backward() begins without a collective of torch's
+        fully_shard(
+            layer, reshard_after_forward=False
+        )  # so backward() begins without a collective of torch's
     model = fully_shard(layers, reshard_after_forward=False)
     gradwire.torch.compress_reduce_scatter(model, codec="2bit")
 

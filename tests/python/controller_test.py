@@ -307,7 +307,7 @@ def test_a_plan_of_one_codec_is_predicted_as_gradwire_plan_does(codec: str) -> N
         job.network,
         variant.costs(8, COSTS, "peers"),
         job.schedule,
-        COSTS.message_seconds,
+        COSTS,
     )
     expected = _core.simulate(setup).step_seconds
     assert job.step_seconds(Plan.uniform(codec, job.tensors)) == pytest.approx(expected)

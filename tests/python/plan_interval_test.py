@@ -8,6 +8,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 from gradwire.plan import calibration, layer_profile, planner, step_profile
 from gradwire.plan.layer_profile import Layer, Profile
@@ -61,6 +62,34 @@ def test_a_profile_keeps_its_spread_and_older_ones_have_none(tmp_path: Path) -> 
     for wrong in ([2, 1], [1], [0, 1], ["a", "b"], [1, None]):
         file.write_text(json.dumps(older | {"spread": wrong}))
         with pytest.raises(ValueError, match="expected two numbers of seconds above 0"):
+            layer_profile.load(file)
+
+
+def test_a_step_waits_for_the_slowest_worker() -> None:
+    """For the step's median, against the mean of many drawn maxima."""
+    steps = tuple(0.09 + 0.02 * i / 26 for i in range(27))
+    profile = replace(STEADY, spread=(0.092, 0.108), steps=steps)
+    assert profile.of_slowest(1) == profile
+    assert STEADY.of_slowest(64) == STEADY  # nothing is known of its steps
+    drawn = np.random.default_rng(0).choice(np.interp(np.linspace(0, 26, 1001), range(27), steps), (9999, 8))
+    for workers in (2, 4, 8):
+        slowest = profile.of_slowest(workers).compute_seconds
+        assert slowest == pytest.approx(np.median(drawn[:, :workers].max(axis=1)), rel=2e-3)
+    row = planner.answer(question(profile, 1e12), COSTS).best
+    assert row.step_seconds > profile.of_slowest(4).compute_seconds > row.compute_seconds
+    assert row.compute_seconds == pytest.approx(STEADY.compute_seconds)
+    assert row.efficiency == pytest.approx(row.compute_seconds / row.step_seconds)
+
+
+def test_a_profile_keeps_its_steps(tmp_path: Path) -> None:  # from last gradient to last gradient
+    found = step_profile.profile_of(steps_of([0.3, 0.1, 0.2]), {0: 5, 1: 7}, {0: "a", 1: "b"}, 4)
+    assert found.steps == (pytest.approx(0.12), pytest.approx(0.19), pytest.approx(0.28))
+    file = tmp_path / "profile.json"
+    file.write_text(layer_profile.text_of(found))
+    assert layer_profile.load(file) == found
+    for wrong in ([], [0], ["a"], [1, -1]):
+        file.write_text(json.dumps(json.loads(file.read_text()) | {"steps": wrong}))
+        with pytest.raises(ValueError, match="expected numbers of seconds above 0"):
             layer_profile.load(file)
 
 

@@ -280,6 +280,16 @@ def test_a_profile_that_is_no_json_is_named(tmp_path: Path, content: bytes) -> N
 def test_messages_cost_something() -> None:
     probe = calibration.probe_messages()
     assert 0 < probe["message_seconds"] < probe["round_trip_seconds"] < 1
+    assert 0 < probe["wakeup_seconds"] < 1
+
+
+def test_a_message_alone_takes_its_round_trip_in_the_simulator() -> None:
+    costs = replace(COSTS, message_seconds=5e-6, wakeup_seconds=40e-6, round_trip_seconds=300e-6)
+    profile = layer_profile.Profile("one", "this test", 1, 0.5, (layer_profile.Layer("one", 1, 1.0, 1.0),))
+    done = simulation.predict(profile, Network("servers", 1, 1, 1e15, 0), Variant("none"), Schedule(), costs)
+    assert done.step_seconds == pytest.approx(2 + 300e-6, rel=1e-7)
+    older = replace(costs, wakeup_seconds=0.0)
+    assert older.hop_seconds == pytest.approx(140e-6)
 
 
 def test_the_command_predicts_recommends_and_draws(tmp_path: Path) -> None:

@@ -74,9 +74,7 @@ class Job:
         )
         mixed = _core.CodecCosts(*mean._replace(push=costs[most].push))
         profile = Profile("this job", "measured", 1, 1.0, tuple(scaled))
-        setup = simulation.setup(
-            profile, self.network, mixed, self.schedule, self.calibration.message_seconds
-        )
+        setup = simulation.setup(profile, self.network, mixed, self.schedule, self.calibration)
         return _core.simulate(setup).step_seconds
 
     def _codec_of_layer(self, plan: Plan) -> list[str]:

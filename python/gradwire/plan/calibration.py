@@ -40,8 +40,14 @@ class CodecSpeed:
 
 @dataclass(frozen=True)
 class Calibration:
-    """message_seconds: of a thread, to send or receive one message; round_trip_seconds: of one on loopback;
-    byte_seconds: of a core, to send or receive a byte over TCP; 0: not measured.
+    """What codecs and messages cost on a machine.
+
+    Attributes:
+        message_seconds: of a thread, to send or receive one message of many.
+        round_trip_seconds: of one message alone and its answer, on loopback.
+        byte_seconds: of a core, to send or receive a byte over TCP; 0: not measured.
+        wakeup_seconds: of a core, which a message that comes alone takes beside message_seconds: threads wake each
+            other. 0: not measured.
     """
 
     made_by: str
@@ -50,11 +56,14 @@ class Calibration:
     round_trip_seconds: float
     codecs: tuple[CodecSpeed, ...]
     byte_seconds: float = 0.0
+    wakeup_seconds: float = 0.0
 
     @property
     def hop_seconds(self) -> float:
-        """What a message takes from one rank's store to another's beside the wire and the threads' work: wake-ups."""
-        return max(0.0, self.round_trip_seconds / 2 - 2 * self.message_seconds)
+        """What a message takes from one rank's store to another's beside the wire and the threads' work."""
+        # A round trip alone is four messages, and wakes the worker, the server and the worker again.
+        work = 4 * self.message_seconds + 3 * self.wakeup_seconds
+        return max(0.0, (self.round_trip_seconds - work) / 2)
 
     def times(self, factor: float) -> Calibration:
         """Returns what the same would cost on cores that are so many times as slow."""
@@ -72,6 +81,7 @@ class Calibration:
             message_seconds=factor * self.message_seconds,
             round_trip_seconds=factor * self.round_trip_seconds,
             byte_seconds=factor * self.byte_seconds,
+            wakeup_seconds=factor * self.wakeup_seconds,
         )
 
     def speed(self, codec: str) -> CodecSpeed:
@@ -97,7 +107,7 @@ def load(file: Path | None = None) -> Calibration:
         codecs = tuple(CodecSpeed(**row) for row in given.pop("codecs"))
         calibration = Calibration(**given, codecs=codecs)
         numbers = [value for row in codecs for value in vars(row).values() if not isinstance(value, str)]
-        links = (calibration.message_seconds, calibration.round_trip_seconds, calibration.byte_seconds)
+        links = [value for name, value in given.items() if name.endswith("_seconds")]
         for number in (*links, *numbers):
             if not math.isfinite(number) or number < 0:
                 raise ValueError(f"{number!r} is not a cost: expected a number of at least 0")
@@ -169,10 +179,8 @@ def measure(say: Callable[[str], None], codec_speeds: Path | None = None) -> Cal
     return Calibration(
         made_by,
         machine_description(),
-        probe["message_seconds"],
-        probe["round_trip_seconds"],
-        speeds,
-        probe["byte_seconds"],
+        codecs=speeds,
+        **probe,
     )
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib.resources
 import json
 import math
+import statistics
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from typing import Any
 from gradwire.settings.units import format_duration
 
 _MOST_SPREAD = 1.2  # slow steps over fast ones: beyond it, a figure says more of other load than of the job
-_OPTIONAL = frozenset({"spread", "machine"})  # that older files do not have
+_OPTIONAL = frozenset({"spread", "machine", "steps"})  # that older files do not have
 KNOWN = ("vgg16", "resnet50", "bert_large")
 
 
@@ -48,8 +49,10 @@ class Machine:
 class Profile:
     """Layers in the order of forward(). images_per_second is what one worker alone reaches (sentences for BERT).
 
-    spread: seconds of a step, 10th and 90th percentile of those that were measured; None: not known.
-    machine: None: not known; every thread is then taken to have a core.
+    Attributes:
+        spread: seconds of a step, 10th and 90th percentile of those that were measured; None: not known.
+        machine: None: not known; every thread is then taken to have a core.
+        steps: seconds of each step that was measured; None: not known.
     """
 
     name: str
@@ -59,6 +62,7 @@ class Profile:
     layers: tuple[Layer, ...]
     spread: tuple[float, float] | None = None
     machine: Machine | None = None
+    steps: tuple[float, ...] | None = None
 
     @property
     def compute_seconds(self) -> float:
@@ -83,7 +87,22 @@ class Profile:
             )
             for x in self.layers
         )
-        return replace(self, layers=layers, images_per_second=self.images_per_second / factor, spread=None)
+        return replace(
+            self, layers=layers, images_per_second=self.images_per_second / factor, spread=None, steps=None
+        )
+
+    def of_slowest(self, workers: int) -> Profile:
+        """Returns the profile of the slowest of several workers, for which the others wait in every step.
+
+        Its step is the median of the largest of so many steps: the quantile 0.5 ** (1 / workers) of what was measured.
+        """
+        if workers == 1 or self.steps is None:
+            return self
+        taken = sorted(self.steps)
+        place = 0.5 ** (1 / workers) * (len(taken) - 1)
+        below, above = taken[math.floor(place)], taken[math.ceil(place)]
+        slowest = below + (place - math.floor(place)) * (above - below)
+        return self.scaled(max(1.0, slowest / statistics.median(taken)))
 
     @property
     def elements(self) -> int:
@@ -134,12 +153,14 @@ def _read(given: Any, where: str) -> Profile:
         layers = tuple(Layer(**layer) for layer in given["layers"])
         spread = given.get("spread")
         machine = given.get("machine")
+        steps = given.get("steps")
         profile = Profile(
             **{
                 **given,
                 "layers": layers,
                 "spread": None if spread is None else tuple(spread),
                 "machine": None if machine is None else Machine(**machine),
+                "steps": None if steps is None else tuple(steps),
             }
         )
         validate(profile)
@@ -173,6 +194,10 @@ def validate(profile: Profile) -> None:
             raise ValueError(
                 f"spread={profile.spread!r}; expected two numbers of seconds above 0, in their order"
             )
+    if profile.steps is not None and not (
+        profile.steps and all(isinstance(step, int | float) and 0 < step < math.inf for step in profile.steps)
+    ):
+        raise ValueError(f"steps={profile.steps!r}; expected numbers of seconds above 0, at least one")
     if profile.machine is not None:
         least = {"cores": 1, "workers": 1, "compute_threads": 0}
         for name, value in vars(profile.machine).items():

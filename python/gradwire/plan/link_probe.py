@@ -1,7 +1,8 @@
 """What a message costs a thread of the store: python -m gradwire.plan.link_probe FILE, in a job of two processes.
 
 Tensors so small that only messages count: one alone takes a round trip, many at once take what the busiest thread
-needs for a push and a reply each. Then one so large that only bytes count, of which the process's time is taken.
+needs for a push and a reply each. For one alone, threads wake each other: that is processor time of the whole process.
+Then one so large that only bytes count, of which the process's time is taken.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from gradwire import _core, kv
 _TENSORS = 512
 _ELEMENTS = 64
 _TURNS = 30
+_LONE_ROUNDS = 50  # of a turn: enough for the clock
 _LARGE_ELEMENTS = 8 * 2**20
 _LARGE_TURNS = 5
 
@@ -35,19 +37,31 @@ def measure(engine: _core.Engine) -> dict[str, float]:
     """Times rounds of one and of many small tensors. A collective.
 
     Returns: round_trip_seconds: of one tensor alone; message_seconds: of a thread, for one message of many;
-        byte_seconds: of a core, for a byte that is sent or received, of which copying the sum to its place is not
-        part. Each of the quickest of several turns: what delays the others is not the store.
+        wakeup_seconds: of a core, which a message that comes alone takes beside that; byte_seconds: of a core, for a
+        byte that is sent or received, of which copying the sum to its place is not part. Times are of the quickest of
+        several turns: what delays the others is not the store.
     """
     arrays = [np.ones(_ELEMENTS, np.float32) for _ in range(_TENSORS)]
     keys = engine.declare([(f"probe.{i}", [_ELEMENTS], "float32") for i in range(_TENSORS)])
     _seconds(engine, keys, arrays)  # memory and connections
     alone = min(_seconds(engine, keys[:1], arrays[:1]) for _ in range(_TURNS))
     many = min(_seconds(engine, keys, arrays) for _ in range(_TURNS))
+    message = many / (2 * _TENSORS)
+    lone = min(_lone_seconds(engine, keys[0], arrays[0]) for _ in range(_TURNS))
     return {
         "round_trip_seconds": alone,
-        "message_seconds": many / (2 * _TENSORS),
+        "message_seconds": message,
+        "wakeup_seconds": max(0.0, lone - message),
         "byte_seconds": _byte_seconds(engine),
     }
+
+
+def _lone_seconds(engine: _core.Engine, key: int, array: np.ndarray) -> float:
+    """Returns the processor time of one message that comes alone; in a round, this process sends and receives one."""
+    began = time.process_time()
+    for _ in range(_LONE_ROUNDS):
+        engine.push_pull(key, array, array).wait()
+    return (time.process_time() - began) / (2 * _LONE_ROUNDS)
 
 
 def _byte_seconds(engine: _core.Engine) -> float:

@@ -55,7 +55,10 @@ class Question:
 
 @dataclass(frozen=True)
 class Prediction:
-    """One setting and what the simulator says of it. Efficiency: compute over step. Seconds and bytes of a step."""
+    """One setting and what the simulator says of it. Seconds and bytes of a step.
+
+    Efficiency is compute over step. Compute is a typical step of one worker, and the step waits for the slowest worker.
+    """
 
     variant: Variant
     network: Network
@@ -116,17 +119,18 @@ def predict(
     """
     if network.placement == "ring":
         schedule = schedule.where_a_library_sums()
-    done = simulation.predict(question.profile, network, variant, schedule, calibration)
-    least = simulation.bound(question.profile, network, variant, calibration, schedule)
+    profile, compute = question.profile.of_slowest(network.workers), question.profile.compute_seconds
+    done = simulation.predict(profile, network, variant, schedule, calibration)
+    least = simulation.bound(profile, network, variant, calibration, schedule)
     return Prediction(
         variant=variant,
         network=network,
         schedule=schedule,
         step_seconds=done.step_seconds,
-        compute_seconds=done.compute_seconds,
-        efficiency=done.compute_seconds / done.step_seconds,
-        bound=done.compute_seconds / least,
-        exposed_seconds=done.step_seconds - done.compute_seconds,
+        compute_seconds=compute,
+        efficiency=compute / done.step_seconds,
+        bound=compute / least,
+        exposed_seconds=done.step_seconds - compute,
         sent_bytes=done.sent_bytes,
         received_bytes=done.received_bytes,
         busiest_link=done.busiest_link,
@@ -136,14 +140,15 @@ def predict(
 def with_interval(question: Question, row: Prediction, calibration: Calibration) -> Prediction:
     """Adds between which seconds a measured step is to be expected.
 
-    From: compute as in the fast steps of the profile, and all else as predicted. To: compute as in its slow steps, and
-    longer by what codecs and sums take of the same cores where the profile does not say how many there are; these and
-    messages at twice their cost; and a link that carries nine tenths.
+    From: compute as in the fast steps of the profile, and all else as predicted. To: compute as in its slow steps, or
+    as predicted if that is slower, and longer by what codecs and sums take of the same cores where the profile does not
+    say how many there are; these and messages at twice their cost; and a link that carries nine tenths.
     """
     spread, typical = question.profile.spread, question.profile.compute_seconds
     fast, slow = (
         (1.0, 1.0) if spread is None else (min(1.0, spread[0] / typical), max(1.0, spread[1] / typical))
     )
+    slow = max(slow, question.profile.of_slowest(row.network.workers).compute_seconds / typical)
     if question.profile.machine is None:  # else the simulator has cores share
         slow += _codec_seconds(question.profile, row, calibration) / typical
     ends = []

@@ -198,11 +198,12 @@ def setup(
     network: Network,
     costs: _core.CodecCosts,
     schedule: Schedule,
-    message_seconds: float = 0.0,
+    calibration: Calibration | None = None,
     steps: int = 3,
-    byte_seconds: float = 0.0,
 ) -> _core.SimulationSetup:
-    """Describes a job to the core. steps: measured, after one to warm up. byte_seconds: as Calibration has it."""
+    """Describes a job to the core. calibration: None: messages and bytes cost nothing. steps: measured, after one to
+    warm up.
+    """
     topologies = {
         "servers": _core.Topology.SERVERS_APART,
         "beside": _core.Topology.SERVERS_BESIDE,
@@ -230,7 +231,8 @@ def setup(
             servers,
             network.bytes_per_second,
             network.latency,
-            message_seconds,
+            0.0 if calibration is None else calibration.message_seconds,
+            0.0 if calibration is None else calibration.wakeup_seconds,
         ),
         codec=costs,
         limits=plan_limits(schedule, costs.push_bytes),
@@ -241,7 +243,7 @@ def setup(
         codec_threads=schedule.codec_threads,
         server_threads=schedule.server_threads,
         steps=steps,
-        machine=network.machine(profile.machine, byte_seconds),
+        machine=network.machine(profile.machine, 0.0 if calibration is None else calibration.byte_seconds),
     )
 
 
@@ -258,16 +260,7 @@ def predict(
     """
     costs = variant.costs(network.workers, calibration, network.placement)
     reached = replace(network, latency=network.latency + calibration.hop_seconds)
-    return _core.simulate(
-        setup(
-            profile,
-            reached,
-            costs,
-            schedule,
-            calibration.message_seconds,
-            byte_seconds=calibration.byte_seconds,
-        )
-    )
+    return _core.simulate(setup(profile, reached, costs, schedule, calibration))
 
 
 def bound(

@@ -213,18 +213,22 @@ def profile_of(
     if compute <= 0:
         raise ValueError("plan: the steps took no time at all")
     source = f"measured on this machine: median of {len(forward[order[0]])} steps"
-    profile = Profile("measured", source, batch, batch / compute, layers, _spread(whole))
+    taken = _taken(whole)
+    cut = len(taken) // 10
+    spread = (taken[cut], taken[-1 - cut])
+    profile = Profile("measured", source, batch, batch / compute, layers, spread, steps=taken)
     validate(profile)
     return profile
 
 
-def _spread(steps: Sequence[Step]) -> tuple[float, float]:
-    """Returns the 10th and the 90th percentile of what steps took, from last gradient to last gradient."""
-    taken = sorted(
-        max(step.ready.values()) - max(before.ready.values()) for before, step in itertools.pairwise(steps)
+def _taken(steps: Sequence[Step]) -> tuple[float, ...]:
+    """Returns what steps took, from last gradient to last gradient, the quickest first."""
+    return tuple(
+        sorted(
+            max(step.ready.values()) - max(before.ready.values())
+            for before, step in itertools.pairwise(steps)
+        )
     )
-    cut = len(taken) // 10
-    return taken[cut], taken[-1 - cut]
 
 
 class StepClock:
