@@ -35,6 +35,9 @@ export CCACHE_SLOPPINESS := pch_defines,time_macros
 export CMAKE_CXX_COMPILER_LAUNCHER := ccache
 export CMAKE_CUDA_COMPILER_LAUNCHER := ccache
 
+# Tests start thousands of interpreters: each module is compiled once.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: help setup packages venv build install demo demo-packages demo-venv demo-requirements demo-extension test soak wheel dist gpu-kit docs sanitize lint tidy format structure clean
 
 help:  ## this text

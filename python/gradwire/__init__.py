@@ -25,7 +25,6 @@ Misuse raises ValueError or TypeError. Further errors:
 from __future__ import annotations
 
 import importlib
-import importlib.metadata
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -65,7 +64,7 @@ def __getattr__(name: str) -> Any:
     if name == "RowSparse":
         return importlib.import_module("gradwire.sparse").RowSparse
     if name == "__version__":
-        return importlib.metadata.version("gradwire")
+        return importlib.import_module("importlib.metadata").version("gradwire")
     raise AttributeError(f"module 'gradwire' has no attribute {name!r}; it has {', '.join(__all__)}")
 
 
