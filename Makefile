@@ -54,7 +54,7 @@ help:  ## this text
 	@echo
 	@echo 'Afterwards: .venv/bin/gradwire --help'
 
-demo: demo-packages demo-venv  ## train a real network at 100 Mbit with and without compression, and compare (under 4 minutes)
+demo: demo-packages demo-venv  ## train a real network at 100 Mbit with and without compression, and compare (4 minutes; the first call builds, too)
 	@$(MAKE) -j 2 demo-requirements demo-extension
 	@mkdir -p report
 	.venv/bin/gradwire ab $(DEMO)
