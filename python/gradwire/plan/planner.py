@@ -119,9 +119,9 @@ def predict(
     """
     if network.placement == "ring":
         schedule = schedule.where_a_library_sums()
-    profile, compute = question.profile.of_slowest(network.workers), question.profile.compute_seconds
-    done = simulation.predict(profile, network, variant, schedule, calibration)
-    least = simulation.bound(profile, network, variant, calibration, schedule)
+    done = simulation.predict(question.profile, network, variant, schedule, calibration)
+    least = simulation.bound(question.profile, network, variant, calibration, schedule)
+    compute = question.profile.compute_seconds
     return Prediction(
         variant=variant,
         network=network,

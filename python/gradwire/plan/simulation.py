@@ -254,13 +254,14 @@ def predict(
     schedule: Schedule,
     calibration: Calibration,
 ) -> _core.Simulated:
-    """Simulates steps of a job.
+    """Simulates steps of a job, which wait for the slowest worker.
 
     Raises: ValueError: numbers that no job has, or a codec without calibration.
     """
     costs = variant.costs(network.workers, calibration, network.placement)
     reached = replace(network, latency=network.latency + calibration.hop_seconds)
-    return _core.simulate(setup(profile, reached, costs, schedule, calibration))
+    slowest = profile.of_slowest(network.workers)
+    return _core.simulate(setup(slowest, reached, costs, schedule, calibration))
 
 
 def bound(
@@ -271,4 +272,4 @@ def bound(
     Of schedule it counts only whether forward waits for each layer or for all.
     """
     costs = variant.costs(network.workers, calibration, network.placement)
-    return _core.least_step_seconds(setup(profile, network, costs, schedule))
+    return _core.least_step_seconds(setup(profile.of_slowest(network.workers), network, costs, schedule))
