@@ -380,14 +380,17 @@ if POLICY is None:
             compress_group(group, codec)
             require_equal(trained(sharded(group)), by_hand)
 
+            states = []
+
             def stated(module: nn.Module) -> nn.Module:
                 other = dist.new_group()
                 wrapped = sharded(other)(module)
                 policy = compress_group(other, codec, model=wrapped)  # noqa: B023
-                assert "modules" in policy.state_of(wrapped).state_dict() or codec  # noqa: B023
+                states.append(policy.state_of(wrapped))  # noqa: B023
                 return wrapped
 
             require_equal(trained(stated), by_hand)
+            assert len(states[0].state_dict()["modules"]) == 3
 
     @case
     def small_gradients_stay_exact() -> None:
@@ -398,9 +401,7 @@ if POLICY is None:
             wrapped = ddp(None, module)
             codecs = {"layers.0.weight": "none", "layers.3.weight": "none"}
             names = list(module.named_parameters())
-            wrapped.register_comm_hook(
-                HookState("2bit", named_parameters=names, codecs=codecs), ddp_hook
-            )
+            wrapped.register_comm_hook(HookState("2bit", named_parameters=names, codecs=codecs), ddp_hook)
             return wrapped
 
         group = dist.new_group()
@@ -460,6 +461,16 @@ if POLICY is None:
         copy.deepcopy(wrapped.module)
         wrapped(torch.ones(2, 20)).sum().backward()
         assert policy.state_of(wrapped).stats()["bytes_encoded"] > 0  # type: ignore[union-attr]
+
+    @case
+    def compiled_models_are_compressed_too() -> None:
+        from gradwire.torch import compress_group
+
+        group = dist.new_group()
+        compress_group(group, "2bit")
+        expected = trained(lambda module: ddp(group, module))
+        compiled = trained(lambda module: torch.compile(ddp(group, module), backend="eager"))
+        require_equal(compiled, expected)
 
     @case
     def bad_arguments_are_refused_in_words() -> None:

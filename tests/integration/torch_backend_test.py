@@ -26,7 +26,7 @@ def test_all_cases(workers: int, codec: str | None, tmp_path: Path) -> None:
     assert outcome.returncode == 0, text
     passed = [line for line in outcome.stdout.splitlines() if line.endswith(" passed")]
     assert len(passed) == workers * len(set(passed)), text
-    assert len(set(passed)) == (14 if codec is None else 7), text
+    assert len(set(passed)) == (15 if codec is None else 7), text
     assert outcome.stdout.count("ended") == workers, text
 
 
@@ -56,7 +56,10 @@ def test_an_error_that_ends_a_rank_is_named_by_the_others(tmp_path: Path) -> Non
     assert "FileNotFoundError: no such file of images" in ended[1][1]
     for code, text in (ended[0], ended[2]):
         assert code != 0
-        assert "comes of this: rank 1 has ended with FileNotFoundError: no such file of images" in text, text
+        assert (
+            "cause of the error above: rank 1 has ended with FileNotFoundError: no such file of images"
+            in text
+        ), text
 
 
 def test_a_killed_rank_is_named_by_the_others(tmp_path: Path) -> None:
@@ -82,4 +85,6 @@ def test_every_wait_ends_by_the_groups_timeout(tmp_path: Path) -> None:
 def test_ranks_with_different_codecs_all_hear_of_it(tmp_path: Path) -> None:
     for code, text in ranks_of(tmp_path, "codecs", workers=2):
         assert code == 1
-        assert "GRADWIRE_COMPRESSION is 'int8' on rank 0 and not set on rank 1 of a process group" in text, text
+        assert "GRADWIRE_COMPRESSION is 'int8' on rank 0 and not set on rank 1 of a process group" in text, (
+            text
+        )

@@ -84,7 +84,9 @@ def test_a_broken_extension_breaks_the_backend_and_not_torch() -> None:
     assert done.stdout == "torch works\n", done.stderr
     assert done.returncode == 1
     last = done.stderr.splitlines()[-1]
-    assert last.startswith('RuntimeError: gradwire: the backend "gradwire" of torch.distributed cannot be used')
+    assert last.startswith(
+        'RuntimeError: gradwire: the backend "gradwire" of torch.distributed cannot be used'
+    )
     assert "undefined symbol: of another Python" in last
     assert "reinstall gradwire" in last
 
@@ -95,7 +97,9 @@ def test_registering_never_raises(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(dist.Backend, "register_backend", refuse)
     monkeypatch.setattr(dist.Backend, "backend_list", ["gloo"])
-    with pytest.warns(RuntimeWarning, match="has no backend .gradwire. in this process: TypeError: register_"):
+    with pytest.warns(
+        RuntimeWarning, match="has no backend .gradwire. in this process: TypeError: register_"
+    ):
         torch_backend.register()
     monkeypatch.setattr(torch_backend.warnings, "warn", refuse)
     torch_backend.register()

@@ -82,8 +82,8 @@ def _require_backend(group: dist.ProcessGroup) -> None:
     if NAME not in (found := policy.backends(group)).values():
         raise ValueError(
             f"{_WHO}: the backends of this process group are {found}, expected {NAME!r} among them; call "
-            f'init_process_group("{NAME}"), or register gradwire.torch.HookState with the model, which works with every '
-            "backend"
+            f'init_process_group("{NAME}"), or register gradwire.torch.HookState with the model, which any backend '
+            "takes"
         )
 
 

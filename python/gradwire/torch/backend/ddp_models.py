@@ -11,7 +11,6 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch.nn.modules.module import register_module_module_registration_hook
 from torch.nn.parallel import DistributedDataParallel
 
@@ -38,8 +37,9 @@ def compress(model: DistributedDataParallel, policy: GroupCompression) -> bool:
     group = model.process_group
     if not job.join(group):
         warn_once(
-            "gradwire.torch: gradient sums of a DistributedDataParallel stay uncompressed: a process joins one gradwire "
-            "job, and a rank of this process group has joined one with other ranks; compress the sums of one group"
+            "gradwire.torch: gradient sums of a DistributedDataParallel stay uncompressed: a process joins one "
+            "gradwire job, and a rank of this process group has joined one with other ranks; compress the sums of one "
+            "group"
         )
         return False
     small = _names_below(model, policy.min_bytes)

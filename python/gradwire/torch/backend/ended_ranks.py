@@ -112,7 +112,7 @@ def _chain_excepthook() -> None:
                 member.store.set(_END.format(member.rank), text)
         before(kind, error, trace)
         if is_of_gloo and (found := causes()):
-            print(f"gradwire: the error above comes of this: {found}", file=sys.stderr, flush=True)
+            print(f"gradwire: cause of the error above: {found}", file=sys.stderr, flush=True)
 
     sys.excepthook = report
 

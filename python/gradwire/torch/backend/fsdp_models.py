@@ -40,7 +40,9 @@ def is_sharded(model: torch.nn.Module) -> bool:
 
 def group_of(model: torch.nn.Module) -> dist.ProcessGroup | None:
     """Returns the group over which a model's modules reduce-scatter; None: over several."""
-    groups = {id(group): group for group in (each._reduce_scatter_process_group for each in _groups_of(model))}
+    groups = {
+        id(group): group for group in (each._reduce_scatter_process_group for each in _groups_of(model))
+    }
     return next(iter(groups.values())) if len(groups) == 1 else None
 
 
@@ -55,8 +57,8 @@ def compress(model: torch.nn.Module, policy: GroupCompression) -> bool:
     assert group is not None
     if not job.join(group):
         warn_once(
-            "gradwire.torch: gradient sums of an FSDP2 model stay uncompressed: a process joins one gradwire job, and a "
-            "rank of the group that the model is sharded over has joined one with other ranks; compress the sums of "
+            "gradwire.torch: gradient sums of an FSDP2 model stay uncompressed: a process joins one gradwire job, and "
+            "a rank of the group that the model is sharded over has joined one with other ranks; compress the sums of "
             "one group"
         )
         return False
@@ -103,9 +105,9 @@ def _on_first_forward(model: torch.nn.Module) -> None:
         compress(model, policy)
     elif not is_compressed(model):
         warn_once(
-            f"gradwire.torch: the process group's policy (codec {policy.codec!r}) does not apply to an FSDP2 model with "
-            "a reduce-scatter of its own; leave out set_custom_reduce_scatter() to have its gradient sums compressed "
-            "by the policy"
+            f"gradwire.torch: the process group's policy (codec {policy.codec!r}) does not apply to an FSDP2 model "
+            "with a reduce-scatter of its own; leave out set_custom_reduce_scatter() to have its gradient sums "
+            "compressed by the policy"
         )
 
 

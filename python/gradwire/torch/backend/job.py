@@ -1,4 +1,4 @@
-"""The gradwire job that compressed sums travel in. A process has one; its workers are the ranks of one process group."""
+"""The gradwire job that compressed sums travel in. A process has one; its workers are the ranks of one group."""
 
 from __future__ import annotations
 
@@ -73,9 +73,17 @@ def _leave_job_of_destroyed_group() -> None:
     if _joined is None or not _joined.store.is_open:
         return
     group = _joined.group()
-    if group is None or not policy.backends(group):
+    if group is None or _is_destroyed(group):
         _joined.store.close()
         _joined = None
+
+
+def _is_destroyed(group: dist.ProcessGroup) -> bool:
+    try:
+        dist.get_process_group_ranks(group)
+    except KeyError:
+        return True
+    return False
 
 
 def _device_of(group: dist.ProcessGroup) -> torch.device:

@@ -92,9 +92,7 @@ def state(group: dist.ProcessGroup, policy: GroupCompression) -> None:
     _stated[group] = policy
 
 
-def policy_for(
-    group: dist.ProcessGroup, parameters: Iterable[torch.nn.Parameter]
-) -> GroupCompression | None:
+def policy_for(group: dist.ProcessGroup, parameters: Iterable[torch.nn.Parameter]) -> GroupCompression | None:
     """Returns the policy by which sums of these parameters' gradients are compressed; None: they stay exact. Warns once
     where a policy covers the group, and another backend has the parameters' device.
     """
@@ -126,13 +124,8 @@ def compresses(codec: session.Wanted) -> bool:
 
 
 def backends(group: dist.ProcessGroup) -> dict[str, str]:
-    """Returns a group's backends by kind of device, such as {"cpu": "gradwire", "cuda": "nccl"}; empty for a group that
-    is destroyed.
-    """
-    try:
-        config = dist.get_backend_config(group)
-    except (KeyError, ValueError):
-        return {}
+    """Returns a group's backends by kind of device, such as {"cpu": "gradwire", "cuda": "nccl"}."""
+    config = dist.get_backend_config(group)
     return dict(pair.split(":", 1) for pair in config.split(",") if ":" in pair)
 
 
