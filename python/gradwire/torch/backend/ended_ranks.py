@@ -53,7 +53,8 @@ def watch(store: Any, rank: int, size: int) -> None:
     if not _members:
         _chain_excepthook()
     _members.append(_Member(store, rank, size))
-    store.set(_ADDRESS.format(rank), json.dumps([_own_host(store), _listening_port()]))
+    address = [socket.gethostname(), _own_host(store), _listening_port()]
+    store.set(_ADDRESS.format(rank), json.dumps(address))
 
 
 def causes() -> str:
@@ -89,7 +90,9 @@ def _lives(store: Any, rank: int) -> bool:
     address = _read(store, _ADDRESS.format(rank))
     if address is None:
         return True
-    host, port = json.loads(address)
+    machine, host, port = json.loads(address)
+    if host.startswith("127.") and machine != socket.gethostname():
+        return True  # its machine has no other address for its own name
     try:
         socket.create_connection((host, port), timeout=_CONNECT_SECONDS).close()
     except OSError:
@@ -105,13 +108,12 @@ def _chain_excepthook() -> None:
     before = sys.excepthook
 
     def report(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        is_of_gloo = _OF_GLOO in str(error)
-        text = uncaught_error.describe(error)
-        for member in _members:
-            with contextlib.suppress(Exception):
-                member.store.set(_END.format(member.rank), text)
         before(kind, error, trace)
-        if is_of_gloo and (found := causes()):
+        text = uncaught_error.describe(error)
+        for member in _members:  # the others fail when this process has ended, and read it then
+            with contextlib.suppress(Exception):  # the store has gone with a rank that served it
+                member.store.set(_END.format(member.rank), text)
+        if _OF_GLOO in text and (found := causes()):
             print(f"gradwire: cause of the error above: {found}", file=sys.stderr, flush=True)
 
     sys.excepthook = report

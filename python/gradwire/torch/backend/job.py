@@ -60,7 +60,8 @@ def _can_join(group: dist.ProcessGroup) -> bool:
     store = kv.joined()
     ranks = dist.get_process_group_ranks(group)
     if store is None:
-        return True
+        here = settings.read()  # of a job of `gradwire run`, where its scheduler is given
+        return here.scheduler is None or ranks == list(range(here.num_workers))
     if _joined is not None and _joined.store is store:
         return _joined.ranks == ranks
     # The script has joined, or a launcher's environment: its workers are taken to be the ranks of the default group.
