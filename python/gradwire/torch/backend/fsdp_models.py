@@ -27,7 +27,7 @@ def watch() -> None:
         return
     from torch.distributed.fsdp._fully_shard._fsdp_state import FSDPState
 
-    FSDPState._lazy_init = _watched(FSDPState._lazy_init)  # type: ignore[method-assign]
+    FSDPState._lazy_init = _watched(FSDPState._lazy_init)  # type: ignore[method-assign, assignment]
     _is_watching = True
 
 
@@ -39,11 +39,9 @@ def is_sharded(model: torch.nn.Module) -> bool:
 
 
 def group_of(model: torch.nn.Module) -> dist.ProcessGroup | None:
-    """Returns the group over which a model's modules reduce-scatter; None: over several."""
-    groups = {
-        id(group): group for group in (each._reduce_scatter_process_group for each in _groups_of(model))
-    }
-    return next(iter(groups.values())) if len(groups) == 1 else None
+    """Returns the group over which a model's modules reduce-scatter; None: over several, or some are not sharded."""
+    groups = list({id(group): group for group in _process_groups(model)}.values())
+    return groups[0] if len(groups) == 1 else None
 
 
 def compress(model: torch.nn.Module, policy: GroupCompression) -> bool:
@@ -92,15 +90,19 @@ def _watched(lazy_init: Callable[[Any], None]) -> Callable[[Any], None]:
 def _on_first_forward(model: torch.nn.Module) -> None:
     """Acts on a root that is about to run its first forward pass: all ranks are in it."""
     parameters = list(model.parameters())
-    if (group := group_of(model)) is None:
+    groups = [group for group in _process_groups(model) if group is not None]
+    policies = [
+        policy for policy in (policy_for(group, parameters) for group in groups) if policy is not None
+    ]
+    if not policies:
+        return
+    if group_of(model) is None:
         warn_once(
-            "gradwire.torch: gradient sums of an FSDP2 model stay uncompressed: its modules are sharded over several "
-            "process groups; call gradwire.torch.compress_reduce_scatter() for the modules of one group"
+            "gradwire.torch: gradient sums of an FSDP2 model stay uncompressed: its modules are not all sharded over "
+            "one process group; call gradwire.torch.compress_reduce_scatter() for the modules of one"
         )
         return
-    policy = policy_for(group, parameters)
-    if policy is None:
-        return
+    policy = policies[0]
     if not has_own_reduce_scatter(model):
         compress(model, policy)
     elif not is_compressed(model):
@@ -116,6 +118,14 @@ def is_compressed(model: torch.nn.Module) -> bool:
     from gradwire.torch.sharded.scatter import CompressedReduceScatter
 
     return any(isinstance(each._reduce_scatter_comm, CompressedReduceScatter) for each in _groups_of(model))
+
+
+def _process_groups(model: torch.nn.Module) -> list[dist.ProcessGroup | None]:
+    """Those that modules reduce-scatter over; None for a module that is replicated (torch's replicate())."""
+    return [
+        each._reduce_scatter_process_group if hasattr(each.mesh_info, "shard_process_group") else None
+        for each in _groups_of(model)
+    ]
 
 
 def _groups_of(model: torch.nn.Module) -> list[Any]:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import weakref
 from dataclasses import dataclass
-from datetime import timedelta
-from typing import cast
 
 import torch
 import torch.distributed as dist
@@ -96,4 +94,4 @@ def _device_of(group: dist.ProcessGroup) -> torch.device:
 def _timeout_of(group: dist.ProcessGroup) -> float:
     """Returns the timeout that the group was created with, in seconds."""
     backend = group._get_backend(_device_of(group))
-    return cast(timedelta, backend.options._timeout).total_seconds()
+    return backend.options._timeout.total_seconds()
