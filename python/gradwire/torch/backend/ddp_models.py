@@ -69,8 +69,12 @@ def _on_registration(parent: torch.nn.Module, name: str, module: Any) -> None:
 def _on_forward(model: torch.nn.Module, arguments: Any) -> None:
     """Acts before the first forward pass whose backward() DDP will synchronize: all ranks are in it."""
     assert isinstance(model, DistributedDataParallel)
-    if not (torch.is_grad_enabled() and model.require_backward_grad_sync):
-        return
+    if torch.is_grad_enabled() and model.require_backward_grad_sync:
+        _begin(model)
+
+
+@torch._disable_dynamo  # of torch.compile(ddp), which would trace how ranks join
+def _begin(model: DistributedDataParallel) -> None:
     hooks = model._forward_pre_hooks
     for number in [number for number, hook in hooks.items() if hook is _on_forward]:
         del hooks[number]
