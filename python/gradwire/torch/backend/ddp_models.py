@@ -11,6 +11,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch._compile import _disable_dynamo
 from torch.nn.modules.module import register_module_module_registration_hook
 from torch.nn.parallel import DistributedDataParallel
 
@@ -73,7 +74,7 @@ def _on_forward(model: torch.nn.Module, arguments: Any) -> None:
         _begin(model)
 
 
-@torch._disable_dynamo  # of torch.compile(ddp), which would trace how ranks join
+@_disable_dynamo  # of torch.compile(ddp), which would trace how ranks join
 def _begin(model: DistributedDataParallel) -> None:
     hooks = model._forward_pre_hooks
     for number in [number for number, hook in hooks.items() if hook is _on_forward]:
