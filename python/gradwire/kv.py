@@ -224,14 +224,16 @@ def join(roll_call: str, rank: int, num_workers: int) -> KVStore:
         raise ValueError(f"kv.join: this process has joined its job already, by the store {other.type!r}")
     if settings.read().step_profile is not None:
         return create("local")
-    return _join_at(KnownAddress(roll_call), rank, num_workers)
+    return _join_at(KnownAddress(roll_call), settings.read(), rank, num_workers)
 
 
-def join_group(group: Group) -> KVStore:
+def join_group(group: Group, *, timeout: float | None = None) -> KVStore:
     """Joins the job whose workers are the ranks of a torch process group, as create("allreduce") does.
 
     Args:
         group: the process group.
+        timeout: seconds for which this rank waits for the others to join, and for a round, where
+            GRADWIRE_RENDEZVOUS_TIMEOUT and GRADWIRE_SLOW_ABORT are not set. Default: as these.
 
     Raises:
         ValueError: this process has joined a job already; or the group has no store through which ranks find each
@@ -251,12 +253,20 @@ def join_group(group: Group) -> KVStore:
             "kv.join_group: the backend of this process group has no store through which ranks could find each other; "
             "set GRADWIRE_MASTER=tcp://HOST:PORT, alike on all ranks, to a free port of rank 0's host"
         )
-    return _join_at(place, group.rank, group.size)
+    return _join_at(place, _with_timeout(here, timeout), group.rank, group.size)
 
 
-def _join_at(place: Place, rank: int, num_workers: int) -> KVStore:
+def _with_timeout(here: settings.Settings, timeout: float | None) -> settings.Settings:
+    """Returns the settings with a process group's timeout, in seconds, where the user has given none of these."""
+    if timeout is None:
+        return here
+    names = [name for name in ("rendezvous_timeout", "slow_abort") if not settings.is_given(name)]
+    return dataclasses.replace(here, **dict.fromkeys(names, timeout))  # type: ignore[arg-type]
+
+
+def _join_at(place: Place, given: settings.Settings, rank: int, num_workers: int) -> KVStore:
     here = dataclasses.replace(
-        settings.read(), master=None, scheduler=None, rank=rank, num_workers=num_workers, num_servers=0
+        given, master=None, scheduler=None, rank=rank, num_workers=num_workers, num_servers=0
     )
     store = KVStore("allreduce", connect.open_peers(here, place), here)
     _enlist(store)

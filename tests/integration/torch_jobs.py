@@ -6,7 +6,9 @@ import ast
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 
 from gradwire.launch.supervisor import run_job
 from integration.processes import HERE, clean_environment
@@ -27,18 +29,22 @@ def case_names(program: Path) -> list[str]:
     return names
 
 
-def run_cases_by_torchrun(program: Path, folder: Path) -> subprocess.CompletedProcess[str]:
-    """Runs a program of cases as two ranks, which end with torch_programs.run_cases_in_a_group().
+def run_cases_by_torchrun(
+    program: Path, folder: Path, variables: Mapping[str, str] = MappingProxyType({}), workers: int = 2
+) -> subprocess.CompletedProcess[str]:
+    """Runs a program of cases as ranks, which end with torch_programs.run_cases_in_a_group().
 
     Args:
         folder: the home of what they write.
+        variables: of the environment.
+        workers: how many ranks.
     """
     return subprocess.run(
-        torchrun(program.name),
+        torchrun(program.name, workers=workers),
         capture_output=True,
         text=True,
         timeout=300,
-        env=clean_environment(folder, {}),
+        env=clean_environment(folder, dict(variables)),
     )
 
 

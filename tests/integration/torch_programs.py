@@ -25,10 +25,15 @@ def say(line: str) -> None:
     os.write(1, f"{line}\n".encode())
 
 
-def run_cases_in_a_group(after_each: Callable[[], None] = lambda: None) -> None:
-    """Runs them all as a rank that torchrun has started, on Gloo: torch_jobs.run_cases_by_torchrun() does."""
+def run_cases_in_a_group(after_each: Callable[[], None] = lambda: None, backend: str = "gloo") -> None:
+    """Runs them all as a rank that torchrun has started: torch_jobs.run_cases_by_torchrun() does.
+
+    Args:
+        after_each: called after each of them.
+        backend: of the default process group.
+    """
     torch.set_num_threads(1)
-    dist.init_process_group("gloo")
+    dist.init_process_group(backend)
     for name, run in CASES.items():
         run()
         after_each()

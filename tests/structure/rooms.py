@@ -87,6 +87,7 @@ PACKAGES: dict[str, set[str]] = {
     "report": set(),
     "samplers": set(),
     "settings": set(),
+    "torch_backend": set(),
     "gathered_sum": {"compress"},
     "terminal": {"settings"},
     "netlab": {"settings", "terminal"},
@@ -105,7 +106,10 @@ PACKAGES: dict[str, set[str]] = {
     "bench": {"codec_listing", "compress", "launch", "plan", "report", "settings", "stores", "terminal"},
     "controller": {"compress", "plan", "report", "settings", "stores"},
     "cli": {"autotune", "codec_listing", "launch", "plan", "settings", "terminal"},
-    "torch": {"compress", "controller", "elastic", "gathered_sum", "plan", "samplers", "settings", "stores"},
+    "torch": {
+        *("compress", "controller", "elastic", "gathered_sum", "plan", "samplers", "settings", "stores"),
+        "torch_backend",
+    },
     "horovod": {"compress", "mxnet", "settings", "stores", "torch"},
     "byteps": {"horovod", "mxnet", "torch"},
 }

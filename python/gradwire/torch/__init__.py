@@ -16,6 +16,7 @@ DistributedDataParallel would leave there. So clipping, learning-rate schedules 
 | its own optimizer, no wrapper | `DistributedOptimizer` |
 | DistributedDataParallel | `ddp.register_comm_hook(HookState(codec="int8"), ddp_hook)` |
 | FSDP2 | `compress_reduce_scatter(model, codec="int8")` after `fully_shard(model)` |
+| `init_process_group("gradwire")` | `GRADWIRE_COMPRESSION=int8`, or `compress_group(codec="int8")` |
 | links too slow to exchange every gradient | `LocalStepOptimizer(..., sync_every=50)` |
 
 With Adam and AdamW use the codec "int8". With SGD, "2bit" is smaller: see the guide on choosing a codec.
@@ -24,6 +25,7 @@ With Adam and AdamW use the codec "int8". With SGD, "2bit" is smaller: see the g
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from gradwire import torch_backend
 from gradwire.torch.broadcast import broadcast_optimizer_state, broadcast_parameters
 from gradwire.torch.checkpoint import load_checkpoint, save_checkpoint
 from gradwire.torch.local.steps import LocalStepOptimizer
@@ -32,26 +34,40 @@ from gradwire.torch.sampler import ShardSampler
 from gradwire.torch.session import default_store
 
 if TYPE_CHECKING:
+    from gradwire.torch.backend.compress_group import compress_group
+    from gradwire.torch.backend.policy import GroupCompression, group_compression
     from gradwire.torch.ddp.hook import HookState, ddp_hook
     from gradwire.torch.sharded.fsdp import compress_reduce_scatter
 
 __all__ = [
     "DistributedOptimizer",
+    "GroupCompression",
     "HookState",
     "LocalStepOptimizer",
     "ShardSampler",
     "broadcast_optimizer_state",
     "broadcast_parameters",
+    "compress_group",
     "compress_reduce_scatter",
     "ddp_hook",
     "default_store",
+    "group_compression",
     "load_checkpoint",
     "save_checkpoint",
 ]
 
 
 # These need torch.distributed, which not every torch has, and FSDP2's takes a second to import.
-_LATER = {"HookState": "ddp.hook", "ddp_hook": "ddp.hook", "compress_reduce_scatter": "sharded.fsdp"}
+_LATER = {
+    "GroupCompression": "backend.policy",
+    "HookState": "ddp.hook",
+    "compress_group": "backend.compress_group",
+    "compress_reduce_scatter": "sharded.fsdp",
+    "ddp_hook": "ddp.hook",
+    "group_compression": "backend.policy",
+}
+
+torch_backend.register()  # torch has done so already, unless TORCH_DEVICE_BACKEND_AUTOLOAD=0
 
 
 def __getattr__(name: str) -> Any:
