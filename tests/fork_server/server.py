@@ -5,8 +5,8 @@
 `import torch` and the first optimizer cost three seconds of a core, which is more than most of these programs do; a
 fork costs some hundredths. sitecustomize.py, in the process that a test has started, asks for one. Here the child
 takes over that process's descriptors, folder, environment, network and mount namespaces, limits, priority and cores,
-and runs the program as __main__. It has a session and a pid of its own. numpy is imported too; gradwire is not, so
-that a program imports it with the environment that it has.
+and runs the program as __main__. It has a session and a pid of its own. numpy is imported too. Of gradwire there is
+what `import torch` brings (gradwire.torch_backend), so a program imports the rest with the environment that it has.
 
 The server ends when its standard input does, and its children with it.
 """
@@ -32,7 +32,14 @@ from typing import Any
 PR_SET_PDEATHSIG = 1
 READ_AT_START = (
     *("PYTHON", "LD_", "GLIBC_", "MALLOC_", "OMP_", "GOMP_", "KMP_", "MKL_", "OPENBLAS_", "CUDA_"),
-    *("TORCH_LOGS", "TORCH_COMPILE", "TORCH_TRACE", "TORCHDYNAMO_", "TORCHINDUCTOR_"),
+    *(
+        "TORCH_DEVICE_BACKEND_AUTOLOAD",
+        "TORCH_LOGS",
+        "TORCH_COMPILE",
+        "TORCH_TRACE",
+        "TORCHDYNAMO_",
+        "TORCHINDUCTOR_",
+    ),
 )
 """How variables begin that libraries or the interpreter read when they are loaded: a program that sets one of them to
 something else is not served."""

@@ -84,9 +84,7 @@ def test_a_broken_extension_breaks_the_backend_and_not_torch() -> None:
     assert done.stdout == "torch works\n", done.stderr
     assert done.returncode == 1
     last = done.stderr.splitlines()[-1]
-    assert last.startswith(
-        'RuntimeError: gradwire: the backend "gradwire" of torch.distributed cannot be used'
-    )
+    assert 'RuntimeError: gradwire: the backend "gradwire" of torch.distributed cannot be used' in last
     assert "undefined symbol: of another Python" in last
     assert "reinstall gradwire" in last
 
