@@ -8,6 +8,7 @@ floor is added to rows and columns.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -28,16 +29,19 @@ def scales(means: Sequence[Floats], decay: float = 0.999, floor: float = 0.03) -
     return np.sqrt(np.outer(*relative))
 
 
-def delivered(
-    codec: object, gradients: Sequence[Floats], decay: float = 0.999, floor: float = 0.03
-) -> list[Floats]:
-    """What one worker gets back of its gradients, step by step, through a codec that agrees on no scales: each over the
-    scales, with error feedback in that form, and times the scales.
+def delivered(codec: Any, gradients: Sequence[Sequence[Floats]]) -> list[Floats]:
+    """What workers get back of their gradients, step by step, through a codec that agrees on no scales and answers in
+    float32: each worker's over the scales, with error feedback in that form, and the mean times the scales.
+
+    Args:
+        gradients: of each step, of each worker, (rows, columns).
     """
     means: list[Floats] = []
-    residual = np.zeros(gradients[0].size, np.float32)
-    for gradient in gradients:
-        by = scales(means, decay, floor)
-        sent = codec.encode((gradient / by).astype(np.float32).reshape(-1), residual=residual)
-        means.append(codec.decode(sent, gradient.size).reshape(gradient.shape) * by)
+    residuals = [np.zeros(own.size, np.float32) for own in gradients[0]]
+    for step in gradients:
+        by, total = scales(means), np.zeros(step[0].size)
+        for own, residual in zip(step, residuals, strict=True):
+            sent = codec.encode((own / by).astype(np.float32).reshape(-1), residual=residual)
+            total += codec.decode(sent, own.size)
+        means.append(total.reshape(step[0].shape) / len(step) * by)
     return means

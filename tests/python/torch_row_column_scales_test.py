@@ -96,7 +96,9 @@ def test_means_without_a_number_teach_nothing() -> None:
         assert np.array_equal(divided(scales, ones), before)
     never = RowColumnScales()
     never.learn("matrix", torch.zeros(6), 2)
-    assert np.array_equal(divided(never, ones), ones), "no gradient so far, as of a layer that no batch reached"
+    assert np.array_equal(divided(never, ones), ones), (
+        "no gradient so far, as of a layer that no batch reached"
+    )
 
 
 @pytest.mark.filterwarnings("ignore:.*loses accuracy with the codec 1bit")
@@ -105,7 +107,7 @@ def test_what_comes_back_is_the_papers(codec: str, store: gw.kv.KVStore) -> None
     parameter = nn.Parameter(torch.zeros(ROWS, COLUMNS))
     optimizer = optimizer_of(parameter, store, f"{codec}:reply=fp32", row_column_scales=True)
     given = gradients(6)
-    expected = oracle.delivered(compress.make(codec), given)
+    expected = oracle.delivered(compress.make(codec), [[gradient] for gradient in given])
     for gradient, mean in zip(given, expected, strict=True):
         assert_allclose(mean_of(parameter, gradient), mean, rtol=1e-3, atol=1e-7)
         optimizer.step()
@@ -167,9 +169,7 @@ def test_a_warm_up_teaches_the_scales(store: gw.kv.KVStore) -> None:
     by = oracle.scales(given[:2])
     codec = compress.make("int4")
     sent = codec.decode(codec.encode((given[2] / by).astype(np.float32).reshape(-1)), given[2].size)
-    assert_allclose(
-        mean_of(parameter, given[2]), sent.reshape(given[2].shape) * by, rtol=1e-3, atol=1e-7
-    )
+    assert_allclose(mean_of(parameter, given[2]), sent.reshape(given[2].shape) * by, rtol=1e-3, atol=1e-7)
     optimizer.close()
 
 

@@ -113,9 +113,7 @@ class HookState:
         _refuse(others)
         named = None if named_parameters is None else require_pairs(named_parameters)
         self._begin(
-            _Arguments(
-                codec, named, codecs, warm_up, grad_scaler, on_nonfinite, budget, row_column_scales
-            ),
+            _Arguments(codec, named, codecs, warm_up, grad_scaler, on_nonfinite, budget, row_column_scales),
             process_group,
             {},
         )
