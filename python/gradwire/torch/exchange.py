@@ -85,9 +85,7 @@ class Exchange:
         self.program_step = 0  # what the next step is called, for ranks to compare; 0: they do not
         self._prefix = f"gradient.{next(_calls.setdefault(store, itertools.count()))}."
         self._scales = RowColumnScales()
-        self._scaled: dict[
-            int, torch.Tensor
-        ] = {}  # of this step: what the scales are to learn from, by index
+        self._scaled: dict[int, torch.Tensor] = {}  # of this step: what scales are learned from, by index
         self._divided: set[int] = set()  # those of them that were divided
         self._scale = 1.0  # of the loss, in the step in progress
         self._begun = self._marked = self._met_nonfinite = False
