@@ -20,6 +20,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
+from oracle import row_column_scales
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch_programs import case, run_cases_in_a_group
@@ -40,8 +41,9 @@ DDP = DistributedDataParallel
 
 
 def hooked(model: nn.Module, codec: str, **options: Any) -> tuple[DDP, gw.torch.HookState]:
+    scaled = options.pop("row_column_scales", False)
     wrapped = DDP(model, **{"bucket_cap_mb": 0.004} | options)  # a bucket for each layer of Branches
-    state = gw.torch.HookState(codec)
+    state = gw.torch.HookState(codec, row_column_scales=scaled)
     wrapped.register_comm_hook(state, gw.torch.ddp_hook)
     STATES.append(state)
     return wrapped, state
@@ -403,6 +405,25 @@ def gradients_of_any_kind_are_ddps() -> None:
                     require_ddps_gradients(codec, copy.deepcopy(model), gradient_as_bucket_view=as_view)
                 except Exception as error:
                     raise AssertionError((name, codec, as_view)) from error
+
+
+@case
+def rows_and_columns_are_scaled_as_in_the_oracle() -> None:
+    """row_column_scales: both ranks get what NumPy makes of both ranks' gradients."""
+    generator = torch.Generator().manual_seed(5)
+    by = torch.logspace(-2, 0, 24).unsqueeze(1) * torch.logspace(-1, 0, 40)
+    given = [[torch.randn(24, 40, generator=generator) * by for _ in range(2)] for _ in range(5)]
+    expected = row_column_scales.delivered(
+        gw.compress.make("int4"), [[own.numpy() for own in step] for step in given]
+    )
+    model = nn.Linear(40, 24, bias=False)
+    wrapped, state = hooked(model, "int4:reply=fp32", row_column_scales=True)
+    for step, mean in zip(given, expected, strict=True):
+        wrapped.zero_grad()
+        (wrapped(torch.eye(40)).t() * step[dist.get_rank()]).sum().backward()
+        torch.testing.assert_close(model.weight.grad, torch.from_numpy(mean).float(), rtol=1e-3, atol=1e-7)
+    assert sorted(state.state_dict()["scales"]) == ["weight"]
+    state.close()
 
 
 @case

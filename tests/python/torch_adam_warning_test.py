@@ -73,7 +73,7 @@ def test_adam_with_few_levels_warns_and_names_the_fix(
     (text,) = texts(store, kind, compression)
     codec = compression.partition(":")[0]
     assert f"{kind.__name__} loses accuracy with the codec {codec}" in text  # type: ignore[attr-defined]
-    assert text.endswith('use "int8" instead')
+    assert text.endswith('use "int8" or "int4" instead')
     assert ". " not in text, "one sentence"
 
 
@@ -85,6 +85,12 @@ def test_it_warns_once(store: gw.kv.KVStore) -> None:
 @pytest.mark.parametrize("compression", ["none", "int8", "int4", "fp16"])
 def test_other_codecs_do_not_warn(compression: str, store: gw.kv.KVStore) -> None:
     assert texts(store, torch.optim.AdamW, compression) == []
+
+
+def test_row_column_scales_are_for_2bit(store: gw.kv.KVStore) -> None:
+    assert texts(store, torch.optim.AdamW, "2bit", row_column_scales=True) == []
+    (text,) = texts(store, torch.optim.AdamW, "1bit", row_column_scales=True)
+    assert "loses accuracy with the codec 1bit" in text
 
 
 def test_other_optimizers_do_not_warn(store: gw.kv.KVStore) -> None:

@@ -24,6 +24,7 @@ from gradwire.torch import session
 from gradwire.torch.auto_codecs import AutoCodecs
 from gradwire.torch.elements import exchanged_dtype, real_elements, real_shape
 from gradwire.torch.exchange_options import ExchangeOptions
+from gradwire.torch.row_column_scales import RowColumnScales, memory_rows
 from gradwire.torch.sparse_gradients import RowExchange, Rows, rows_of, rows_of_flat, saved_flat, saved_rows
 
 if TYPE_CHECKING:
@@ -49,6 +50,7 @@ class _Parameter:
     run: torch.Tensor | None  # real elements in the order of memory; None: given every time
     own: Compression | None
     shape: tuple[int, ...]
+    rows: int | None  # of a matrix whose rows and columns are scaled; None: it is not
 
 
 class Exchange:
@@ -82,6 +84,9 @@ class Exchange:
         self.row_means: dict[int, Rows] = {}  # of the last step, by index
         self.program_step = 0  # what the next step is called, for ranks to compare; 0: they do not
         self._prefix = f"gradient.{next(_calls.setdefault(store, itertools.count()))}."
+        self._scales = RowColumnScales()
+        self._scaled: dict[int, torch.Tensor] = {}  # of this step: what scales are learned from, by index
+        self._divided: set[int] = set()  # those of them that were divided
         self._scale = 1.0  # of the loss, in the step in progress
         self._begun = self._marked = self._met_nonfinite = False
         self._default: Compression | None = None  # set key by key
@@ -134,8 +139,10 @@ class Exchange:
             ]
         )
         added = [
-            _Parameter(name, key, place, run, self._options.codecs.of(name, p), tuple(p.shape))
-            for (name, p), key, run, place in zip(named, keys, runs, places, strict=True)
+            _Parameter(name, key, place, run, own, tuple(p.shape), self._rows_of(p, own))
+            for (name, p), key, run, place, own in zip(
+                named, keys, runs, places, (self._options.codecs.of(*each) for each in named), strict=True
+            )
         ]
         apart: dict[Compression, list[int]] = {}
         for parameter in added:
@@ -146,6 +153,10 @@ class Exchange:
         if self._auto is not None:
             self._auto.add(added, [real_elements(p) for _, p in named])
         self._parameters += added
+
+    def _rows_of(self, parameter: torch.Tensor, own: Compression | None) -> int | None:
+        is_dense = own is not None and own.spec == "none"
+        return None if is_dense or not self._options.row_column_scales else memory_rows(parameter)
 
     def use_rows(self, indices: Sequence[int]) -> None:
         """Has the gradients of these parameters travel as rows, with what they have not sent yet; their memory is no
@@ -158,7 +169,7 @@ class Exchange:
             [parameter.own or self._default for parameter in chosen],
         )
         for index, parameter in zip(indices, chosen, strict=True):
-            parameter.run = None
+            parameter.run = parameter.rows = None
             if (unsent := self._engine.residual(parameter.key)).size:
                 self._rows.set_residual(index, rows_of_flat(unsent, parameter.shape))
                 self._engine.set_residual(parameter.key, np.zeros_like(unsent))
@@ -296,9 +307,15 @@ class Exchange:
             run.mul_(1.0 / self._scale)  # a power of two, as torch's are: exact
         if self._auto is not None:
             self._auto.before_send(index, run)
-        compression = self._parameters[index].own or self._compression
+        parameter = self._parameters[index]
+        compression = parameter.own or self._compression
+        if parameter.rows is not None:
+            self._scaled[index] = run
         if compression.spec == "none":
             self._dense.append(run)
+        elif parameter.rows is not None:
+            self._divided.add(index)
+            self._scales.divide(parameter.name, run, parameter.rows)
 
     def wait(self) -> None:
         """Waits for the means of what was sent: all that bind() was given, or none of those. bind() may follow.
@@ -323,6 +340,7 @@ class Exchange:
         Raises: as wait().
         """
         self.wait()
+        self._scale_back()
         self.row_means = self._rows.finish(self._mean)
         self._store.print_notices()
         nonfinite = self._met_nonfinite or self._rows.met_nonfinite
@@ -337,6 +355,18 @@ class Exchange:
         self._dense.clear()
         return nonfinite
 
+    def _scale_back(self) -> None:
+        """Has the means that are there be those of gradients, and the scales learn from them."""
+        scaled, self._scaled = self._scaled, {}
+        for index, run in scaled.items():
+            parameter = self._parameters[index]
+            assert parameter.rows is not None
+            if index in self._divided:
+                self._scales.multiply(parameter.name, run, parameter.rows)
+            mean = run if self._scale == 1.0 else run / self._scale
+            self._scales.learn(parameter.name, mean, parameter.rows)
+        self._divided.clear()
+
     def add_to_residual(self, index: int, mean: torch.Tensor) -> None:
         """Follows finish(): has what a step brought for a parameter travel once more, since no rank uses it. All ranks
         call it with the same mean, but for what each has taken off it itself.
@@ -345,7 +375,11 @@ class Exchange:
             mean: real (elements,), in the loss's scale.
         """
         values = (mean if self._scale == 1.0 else mean / self._scale).float().cpu().contiguous()
-        self._engine.add_to_residual(self._parameters[index].key, values.numpy())
+        parameter = self._parameters[index]
+        if parameter.rows is not None and (parameter.own or self._compression).spec != "none":
+            values = values.clone()  # the caller's own memory, perhaps
+            self._scales.divide(parameter.name, values, parameter.rows)
+        self._engine.add_to_residual(parameter.key, values.numpy())
 
     def advance(self) -> None:
         """Follows finish(): what is sent next may travel by another codec. A collective where there is a controller."""
@@ -390,6 +424,8 @@ class Exchange:
             state["step"] = self._options.warm_up.step
         if self._auto is not None:
             state["auto"] = self._auto.state()
+        if scales := self._scales.state():
+            state["scales"] = scales
         return state
 
     def load_codecs(self, state: Mapping[str, Any]) -> None:
@@ -401,6 +437,8 @@ class Exchange:
             self._use(self._options.warm_up.compression())
         if self._auto is not None and "auto" in state:
             self._auto.load(state["auto"])
+        if self._options.row_column_scales:
+            self._scales.load(state.get("scales", {}))
 
     def load(self, state: Mapping[str, Any], since: int = 0) -> None:
         """Goes on from what state() returned; parameters that it lacks begin with nothing left to send. Residuals of

@@ -33,6 +33,7 @@ class ExchangeOptions:
             residuals, and thresholds, do not change their meaning when it changes.
         on_nonfinite: what to do in a step in which any rank met a NaN or an infinity, or a value that fp16 cannot hold.
         controller: what chooses the others' codecs, or None.
+        row_column_scales: codecs see matrices without the scale of their rows and columns (row_column_scales.py).
         sparse_gradients: "rows": their rows travel; "dense": they are summed as dense ones; "warn": so too, said once.
         sparse_parameters: names of those whose gradients are known to be sparse; of others the first step tells.
     """
@@ -43,6 +44,7 @@ class ExchangeOptions:
     grad_scaler: Any = None
     on_nonfinite: OnNonfinite = "warn"
     controller: Controller | None = None
+    row_column_scales: bool = False
     sparse_gradients: SparseGradients = "warn"
     sparse_parameters: frozenset[str] = frozenset()
 
@@ -58,6 +60,7 @@ class ExchangeOptions:
             "skips steps with a NaN": self.vetoes,
             "sends sparse gradients as rows": self.sparse_gradients == "rows",
             "sparse_parameters": sorted(self.sparse_parameters),
+            "row_column_scales": self.row_column_scales,
             "warm_up": [] if self.warm_up is None else self.warm_up.described(),
         }
 
@@ -69,7 +72,7 @@ class GivenOptions:
         auto: the budget where codecs are chosen, else None.
         default: the codec of parameters that have none of their own; None: what was set on the store.
         grad_scaler: one that is in use, or None.
-        on_nonfinite: as given.
+        on_nonfinite, row_column_scales: as given.
     """
 
     def __init__(
@@ -82,12 +85,13 @@ class GivenOptions:
         grad_scaler: Any = None,
         on_nonfinite: OnNonfinite = "warn",
         budget: str | None = None,
+        row_column_scales: bool = False,
     ) -> None:
         """
         Args:
             who: takes them, for error texts, as "HookState".
-            compression, codecs, warm_up, grad_scaler, on_nonfinite, budget: as of DistributedOptimizer.
-                GRADWIRE_COMPRESSION sets the first three aside.
+            compression, codecs, warm_up, grad_scaler, on_nonfinite, budget, row_column_scales: as of
+                DistributedOptimizer. GRADWIRE_COMPRESSION sets the first three aside.
 
         Raises:
             ValueError: a bad value, or two that do not go together.
@@ -107,6 +111,12 @@ class GivenOptions:
                 f"gradwire.torch: {who}: warm_up was given with the codec 'auto', which begins with a mild codec by "
                 "itself; leave warm_up out"
             )
+        if self.auto is not None and row_column_scales:
+            raise ValueError(
+                f"gradwire.torch: {who}: row_column_scales=True was given with the codec 'auto', which measures codecs "
+                "on gradients as they are; leave one of the two out"
+            )
+        self.row_column_scales = row_column_scales
         self.default = session.parse_chosen(compression) if self.auto is None else DENSE
         self._codecs, self._warm_up = codecs, warm_up
 
@@ -140,6 +150,7 @@ class GivenOptions:
             grad_scaler=self.grad_scaler,
             on_nonfinite=self.on_nonfinite,
             controller=controller,
+            row_column_scales=self.row_column_scales,
         )
 
 

@@ -34,8 +34,9 @@ def warn_of_adam(
 ) -> None:
     """Warns, once in a process, where an optimizer like Adam steps on gradients of 2bit or 1bit.
 
-    Adam divides each element by the root of its second moment. Under these codecs an element is zero in most steps and
-    large in the others. So the second moment is far from that of the gradient.
+    Adam divides each element by the root of its second moment, so small elements count as much as large ones. Under
+    these codecs, which have one level for thousands of elements, small ones are zero in most steps and large in the
+    others (experiments/adamw). 2bit with row_column_scales, which loses less, does not warn.
 
     Args:
         optimizer: which steps on the mean.
@@ -48,13 +49,14 @@ def warn_of_adam(
         return
     default = options.default or store.own_compression
     used = {(options.codecs.of(name, p) or default).spec.partition(":")[0] for name, p in named}
-    if not (few := [codec for codec in _FEW_LEVELS if codec in used]):
+    scaled = ("2bit",) if options.row_column_scales else ()  # the user has chosen what loses least
+    if not (few := [codec for codec in _FEW_LEVELS if codec in used and codec not in scaled]):
         return
     _has_warned_of_adam = True
     kind = next(base for base in type(optimizer).__mro__ if not base.__module__.startswith("gradwire."))
     warnings.warn(
         f"gradwire.torch: {kind.__name__} loses accuracy with the codec {few[0]}, which does not keep the size of "
-        'gradients that it divides by; use "int8" instead',
+        'gradients that it divides by; use "int8" or "int4" instead',
         RuntimeWarning,
         stacklevel=3,
     )

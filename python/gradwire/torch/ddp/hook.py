@@ -54,6 +54,7 @@ class _Arguments:
     grad_scaler: Any = None
     on_nonfinite: OnNonfinite = "warn"
     budget: str | None = None
+    row_column_scales: bool = False
 
 
 class HookState:
@@ -76,6 +77,7 @@ class HookState:
         grad_scaler: Any = None,
         on_nonfinite: OnNonfinite = "warn",
         budget: str | None = None,
+        row_column_scales: bool = False,
         **others: Any,
     ) -> None:
         """A collective of the group, once torch.distributed is initialised: every rank makes it at the same place.
@@ -99,6 +101,8 @@ class HookState:
             budget: what codec="auto" may cost, as for DistributedOptimizer. Gradients are DDP's own here, not momentum,
                 and 2bit's accuracy was measured with momentum, so a budget in points excludes 2bit. Default: "0.3
                 points".
+            row_column_scales: True: codecs see each matrix of gradients with the scale of its rows and columns taken
+                out, as for DistributedOptimizer. With Adam and AdamW, 2bit loses less accuracy so. Default: False.
             others: not accepted. An option of DistributedOptimizer is rejected with what to use here.
 
         Raises:
@@ -109,7 +113,9 @@ class HookState:
         _refuse(others)
         named = None if named_parameters is None else require_pairs(named_parameters)
         self._begin(
-            _Arguments(codec, named, codecs, warm_up, grad_scaler, on_nonfinite, budget), process_group, {}
+            _Arguments(codec, named, codecs, warm_up, grad_scaler, on_nonfinite, budget, row_column_scales),
+            process_group,
+            {},
         )
         if dist.is_initialized():
             self._join()
@@ -133,6 +139,7 @@ class HookState:
             grad_scaler=arguments.grad_scaler,
             on_nonfinite=arguments.on_nonfinite,
             budget=arguments.budget,
+            row_column_scales=arguments.row_column_scales,
         )
         self._restored = restored  # until the ranks have joined each other
         self._exchange: BucketExchange | None = None

@@ -19,6 +19,7 @@ _INSTEAD = {
     "overlap_step out",
     "on_nonfinite='skip_step'": "a step cannot be taken back when its last sum arrives; use on_nonfinite='warn', or "
     "leave overlap_step out",
+    "row_column_scales": "scales are learned from all means at the end of a step; leave one of the two out",
 }
 
 

@@ -1,0 +1,79 @@
+"""Puts what results.csv says between the marks in README.md, and draws the chart, so no figure is typed by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from arms import BASE
+from gradwire.report.paired_statistics import paired_difference
+
+if TYPE_CHECKING:
+    from run import Row
+
+README = Path(__file__).with_name("README.md")
+_TITLES = ("arm", "bits, both ways", "loss, nats", "difference to none", "in %", "seeds")
+
+
+def table(rows: Sequence[Row], task: str) -> str:
+    """Returns the Markdown table of a task, the smallest loss first; differences are over the seeds that both have.
+
+    With two seeds or more they have Student's 95 % interval.
+    """
+    own = [row for row in rows if row.task == task]
+    base = {row.seed: row.loss for row in own if row.arm == BASE}
+    lines = []
+    for arm in dict.fromkeys(row.arm for row in own):
+        losses = {row.seed: row.loss for row in own if row.arm == arm}
+        shared = sorted(set(losses) & set(base))
+        if not shared:
+            continue
+        mean = sum(losses.values()) / len(losses)
+        difference = sum(losses[seed] - base[seed] for seed in shared) / len(shared)
+        text = "" if arm == BASE else f"{difference:+.4f}"
+        if arm != BASE and len(shared) > 1:
+            interval = paired_difference([losses[s] for s in shared], [base[s] for s in shared])
+            text = f"{interval.mean:+.4f} [{interval.low:+.4f}, {interval.high:+.4f}]"
+        share = difference / (sum(base[seed] for seed in shared) / len(shared))
+        bits = next(row.bits for row in own if row.arm == arm)
+        counted = f"{bits:.2f}" if bits == bits else "by shape"
+        percent = "" if arm == BASE else f"{100 * share:+.2f}"
+        lines.append(
+            (difference, f"| `{arm}` | {counted} | {mean:.4f} | {text} | {percent} | {len(losses)} |")
+        )
+    head = f"| {' | '.join(_TITLES)} |\n|{'---|' * len(_TITLES)}\n"
+    return head + "\n".join(line for _, line in sorted(lines))
+
+
+def curves(rows: Sequence[Row], task: str, arms: Sequence[str]) -> str:
+    """Returns a table of training losses, seed 0, the mean of each 40 steps."""
+    found = {row.arm: row.curve.split() for row in rows if row.task == task and row.seed == 0}
+    shown = [arm for arm in arms if arm in found]
+    points = len(found[shown[0]]) if shown else 0
+    head = "| arm | " + " | ".join(str(40 * (point + 1)) for point in range(points)) + " |\n"
+    head += "|---" * (points + 1) + "|\n"
+    return head + "\n".join(
+        f"| `{arm}` | " + " | ".join(f"{float(loss):.3f}" for loss in found[arm]) + " |" for arm in shown
+    )
+
+
+def fill(rows: Sequence[Row], file: Path = README) -> None:
+    """Replaces what stands between the marks.
+
+    Raises: ValueError: the file lacks a mark.
+    """
+    page = file.read_text(encoding="utf-8")
+    sections = {name: table(rows, name) for name in ("char_lm_micro", "vit", "char_lm_tiny")}
+    shown = ("none", "int4", "2bit", "2bit;warm_up=40;first=int4", "2bit;whiten=rows+columns")
+    sections["curves"] = curves(rows, "char_lm_micro", shown)
+    for name, text in sections.items():
+        begin, end = f"<!-- {name} -->\n", f"<!-- end {name} -->"
+        head, found, rest = page.partition(begin)
+        _, closed, tail = rest.partition(end)
+        if not found or not closed:
+            raise ValueError(
+                f"adamw: {file} lacks the lines {begin.strip()} and {end}; put them where it belongs"
+            )
+        page = f"{head}{begin}{text}\n{end}{tail}"
+    file.write_text(page, encoding="utf-8")

@@ -1,0 +1,222 @@
+"""experiments/adamw: its AdamW is torch's, its scales are gradwire.torch's; its arms, runs and page."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from gradwire.torch.row_column_scales import RowColumnScales
+from numpy.testing import assert_allclose, assert_array_equal
+from python.experiment_files import imported
+from torch import nn
+
+FOLDER = Path(__file__).resolve().parents[2] / "experiments" / "adamw"
+NAMES = ("quantizers", "averagers", "recipes", "tasks", "adamw_simulation", "arms", "page", "run", "spread")
+
+
+@pytest.fixture(scope="module")
+def modules() -> Iterator[dict[str, ModuleType]]:
+    others = FOLDER.parent
+    with (
+        imported(others / "char_lm", ("text", "networks")),
+        imported(others / "fashion_mnist", ("dataset",)),
+        imported(FOLDER, NAMES) as found,
+    ):
+        yield found
+
+
+def net() -> nn.Module:
+    return nn.Sequential(nn.Linear(12, 16), nn.Tanh(), nn.Linear(16, 4))
+
+
+@pytest.fixture
+def task(modules: dict[str, ModuleType]) -> Any:
+    """A regression of a few steps."""
+    generator = torch.Generator().manual_seed(3)
+    x, y = torch.randn(64, 12, generator=generator), torch.randn(64, 4, generator=generator)
+
+    def loss(model: nn.Module, pick: torch.Tensor) -> torch.Tensor:
+        return nn.functional.mse_loss(model(x[pick]), y[pick])
+
+    def score(model: nn.Module) -> tuple[float, float]:
+        vector = nn.utils.parameters_to_vector(model.parameters()).double()
+        return float(loss(model, torch.arange(64)).detach()), float(vector.abs().sum())
+
+    return modules["tasks"].Task(net, 64, loss, score, steps=30, batch_size=4, lr=0.01)
+
+
+def trained(modules: dict[str, ModuleType], task: Any, arm: str, **options: Any) -> Any:
+    return modules["adamw_simulation"].train(modules["recipes"].Recipe.parse(arm), 0, task, **options)
+
+
+def test_without_a_codec_it_is_torchs_adamw(modules: dict[str, ModuleType], task: Any) -> None:
+    simulation = modules["adamw_simulation"]
+    torch.manual_seed(0)
+    model = net()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    for step, picks in zip(range(30), simulation._picks(task, 0, 2), strict=False):
+        for group in optimizer.param_groups:
+            group["lr"] = simulation._learning_rate(task, step, 30)
+        optimizer.zero_grad()
+        (sum(task.loss(model, pick) for pick in picks) / 2).backward()
+        optimizer.step()
+    loss, weights = task.score(model)
+    found = trained(modules, task, "none")
+    assert found.loss == pytest.approx(loss, rel=1e-4)
+    assert found.accuracy == pytest.approx(weights, rel=1e-5)
+    assert found.bits == 64
+    for arm in ("2bit;m=exact;v=exact", "2bit;warm_up=30"):  # the codec does not count
+        assert trained(modules, task, arm).loss == pytest.approx(loss, rel=1e-4)
+    assert trained(modules, task, "2bit").loss != pytest.approx(loss, rel=1e-3)
+
+
+def test_scales_are_those_of_gradwire_torch(modules: dict[str, ModuleType]) -> None:
+    simulation = modules["adamw_simulation"]
+    recipe = modules["recipes"].Recipe.parse("2bit;whiten=rows+columns")
+    layout = simulation.Layout(net(), recipe)
+    scales, product = simulation._Scales(recipe, layout), RowColumnScales()
+    assert scales.now() is None
+    generator = np.random.default_rng(4)
+    for _ in range(3):
+        mean = generator.normal(size=layout.elements).astype(np.float32)
+        mean[layout.parts[0]] *= np.geomspace(0.01, 1, 16 * 12, dtype=np.float32)
+        scales.learn(mean)
+        product.learn("0.weight", torch.from_numpy(mean[layout.parts[0]].copy()), 16)
+    run = torch.ones(16 * 12)
+    product.divide("0.weight", run, 16)
+    assert_allclose(1 / scales.now()[layout.parts[0]], run.numpy(), rtol=1e-4)
+    assert_array_equal(scales.now()[layout.parts[1]], 1)  # a bias
+
+
+@pytest.mark.parametrize("count", [3, 4, 8])
+def test_levels_are_the_centres_of_what_they_stand_for(modules: dict[str, ModuleType], count: int) -> None:
+    """Lloyd's and Max's condition, and thresholds in the middle."""
+    levels, thresholds = modules["quantizers"]._GAUSSIAN[count]
+    values = np.abs(np.random.default_rng(5).normal(size=2_000_000))
+    chosen = np.searchsorted(thresholds, values)
+    for index, level in enumerate(levels):
+        if level > 0:
+            assert values[chosen == index].mean() == pytest.approx(level, abs=0.01)
+    assert_allclose([(a + b) / 2 for a, b in itertools.pairwise(levels)], thresholds, atol=0.002)
+
+
+def test_levels_bring_everything_in_time(modules: dict[str, ModuleType]) -> None:
+    quantizers, averagers = modules["quantizers"], modules["averagers"]
+    blocks = np.random.default_rng(6).normal(size=(3, 128)).astype(np.float32)
+    assert_allclose(quantizers.hadamard(quantizers.hadamard(blocks)), blocks, atol=1e-5)
+    given = np.random.default_rng(7).normal(size=200).astype(np.float32)  # not whole blocks
+    for spec in ("levels:count=4,block=128", "levels:count=4,block=128,rotate=1"):
+        average = averagers.OfLevels(quantizers.Levels.parse(spec), 200, 0, 2)
+        total = sum(average.mean([given, given], step) for step in range(60))
+        assert_allclose(total / 60, given, atol=0.3)  # error feedback at workers and server
+        assert average.bits == 60 * 200 * 2 * (2 + 16 / 128)
+    with pytest.raises(ValueError, match="expected count of 3, 4 or 8"):
+        quantizers.Levels.parse("levels:count=5")
+
+
+def test_turns_bring_everything(modules: dict[str, ModuleType]) -> None:
+    averagers = modules["averagers"]
+    turns = averagers.Turns(2, 300, 2, lambda size, part: averagers.OfCodec("none", size, part, 2))
+    given = np.arange(300, dtype=np.float32)
+    first, second = turns.mean([given, given], 0), turns.mean([given, given], 1)
+    assert_array_equal(first, np.where(np.arange(300) // 128 % 2 == 0, given, 0))
+    assert_array_equal(second, np.where(np.arange(300) // 128 % 2 == 1, 2 * given, 0))
+    assert turns.bits == 64 * 300
+
+
+def test_a_codec_in_the_warm_up_hands_on_what_it_has_not_sent(modules: dict[str, ModuleType]) -> None:
+    averagers = modules["averagers"]
+    before, after = averagers.OfCodec("int4", 128, 0, 1), averagers.OfCodec("2bit", 128, 0, 1)
+    before.mean([np.linspace(-1, 1, 128, dtype=np.float32)], 0)
+    after.take_over(before)
+    assert_array_equal(after._residuals[0], before._residuals[0])
+    assert np.any(after._residuals[0])
+
+
+@pytest.mark.parametrize(
+    ("arm", "text"),
+    [
+        ("2bit;rate=1", "expected name=value with one of m, v"),
+        ("2bit;warm_up=x", "expected a number"),
+        ("2bit;v=squared", "expected one of mean, exact"),
+        ("int4;turns=0", "expected 1 or more"),
+        ("int4;turns=2;warm_up=3;first=int8", "cannot be combined"),
+    ],
+)
+def test_a_misspelt_arm_is_named(modules: dict[str, ModuleType], arm: str, text: str) -> None:
+    with pytest.raises(ValueError, match=text):
+        modules["recipes"].Recipe.parse(arm)
+
+
+def test_every_arm_of_the_page_trains(modules: dict[str, ModuleType], task: Any) -> None:
+    planned = modules["arms"].planned()
+    assert len(planned) == len(set(planned))
+    assert {name for name, _, _ in planned} == set(modules["tasks"].NAMES)
+    for arm in dict.fromkeys(arm for _, arm, _ in planned):
+        assert np.isfinite(trained(modules, task, arm, steps=6).loss), arm
+
+
+def test_runs_are_kept_and_not_repeated(
+    modules: dict[str, ModuleType], task: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, file = modules["run"], tmp_path / "results.csv"
+    monkeypatch.setattr(modules["tasks"], "load", lambda name: dataclasses.replace(task, steps=5))
+    runs = [run.Run("vit", arm, seed) for seed in range(2) for arm in ("none", "int4")]
+    assert run.measure(runs, 0.0, (0, 1), file) == 4
+    assert run.measure(runs, None, (0, 2), file) == 0
+    assert [(row.arm, row.seed) for row in run.read(file)] == [("none", 0), ("none", 1)]
+    run.measure(runs, None, (0, 1), file)
+    rows = run.read(file)
+    assert len(rows) == 4
+    run.measure(runs, None, (0, 1), file)
+    assert run.read(file) == rows
+    assert rows[1].flags == "steps=5 batch=4 lr=0.01"
+
+
+def test_the_page_has_every_run(modules: dict[str, ModuleType], tmp_path: Path) -> None:
+    row, page = modules["run"].Row, modules["page"]
+    rows = [
+        row("vit", arm, seed, loss + seed / 10, 0.5, 8.5, "3.0 2.0", "steps=80", 1.0)
+        for arm, loss in (("none", 2.0), ("int4", 2.2))
+        for seed in range(2)
+    ]
+    lines = page.table(rows, "vit").splitlines()
+    assert lines[2].startswith("| `none` | 8.50 | 2.0500 |  |  | 2 |")
+    assert lines[3].startswith("| `int4` | 8.50 | 2.2500 | +0.2000 [+0.2000, +0.2000] | +9.76 | 2 |")
+    copied = tmp_path / "README.md"
+    copied.write_text((FOLDER / "README.md").read_text())
+    page.fill(rows, copied)
+    assert "+0.2000 [+0.2000" in copied.read_text()
+    copied.write_text("no marks")
+    with pytest.raises(ValueError, match="lacks the lines"):
+        page.fill(rows, copied)
+
+
+def test_the_vision_transformer_sees_all_patches(modules: dict[str, ModuleType]) -> None:
+    torch.manual_seed(0)
+    model = modules["tasks"].VisionTransformer(32, 2, 2)
+    images = torch.randn(2, 1, 28, 28)
+    changed = images.clone()
+    changed[:, :, 20:, 20:] += 1
+    assert model(images).shape == (2, 10)
+    assert not torch.allclose(model(images), model(changed))
+
+
+def test_spread_prints_a_line_per_tensor(
+    modules: dict[str, ModuleType],
+    task: Any,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(modules["tasks"], "load", lambda name: task)
+    modules["spread"].main(["--steps", "8", "--arm", "none"])
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines] == ["0.weight", "2.weight"]
+    assert all("arrived of the small 1.00, of the large 1.00" in line for line in lines)
