@@ -241,7 +241,7 @@ def test_a_model_that_is_not_sharded_is_refused(group: None) -> None:
 
 
 def test_names_that_are_not_there_are_told() -> None:
-    with pytest.raises(AttributeError, match="it has DistributedOptimizer, HookState"):
+    with pytest.raises(AttributeError, match="it has DistributedOptimizer, GroupCompression, HookState"):
         _ = gw.torch.HookStat
 
 
