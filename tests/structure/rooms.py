@@ -87,6 +87,7 @@ PACKAGES: dict[str, set[str]] = {
     "report": set(),
     "samplers": set(),
     "settings": set(),
+    "metrics": {"settings"},
     "gathered_sum": {"compress"},
     "terminal": {"settings"},
     "netlab": {"settings", "terminal"},
