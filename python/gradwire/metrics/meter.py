@@ -24,7 +24,7 @@ from gradwire.metrics.writer import Writer
 _RESIDUALS_SHARE = 400  # of the time, one part is for reading residuals
 _LONG_READ = 0.5  # seconds; residuals that take longer are not read once more at the end
 _TRIES, _PAUSE = 25, 0.02  # seconds: residuals can be read between rounds only, so several moments are tried
-_END_SECONDS = 5.0  # that stop() waits for the last sample to be written
+_END_SECONDS = 10.0  # that stop() waits for the last sample to be written
 
 
 class Store(Protocol):
