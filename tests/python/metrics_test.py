@@ -27,7 +27,7 @@ from gradwire.settings import metrics_targets
 from gradwire.settings.metrics_targets import MetricsTarget
 from integration.processes import wait_until
 from prometheus_client.parser import text_string_to_metric_families
-from python.inproc_ranks import run_ranks
+from python.inproc_ranks import errors_of_ranks, run_ranks
 from structure.repository import ROOT
 
 pytestmark = pytest.mark.usefixtures("no_job")
@@ -410,6 +410,22 @@ def test_ranks_have_labels_of_their_own(tmp_path: Path) -> None:
     for rank in range(2):
         found = samples((tmp_path / f"gradwire-rank-{rank}.prom").read_text())
         assert found[f"gradwire_bytes_raw_total{{{rank},allreduce}}"] == 4 * ELEMENTS
+
+
+def test_a_job_that_fails_ends_with_its_last_values(tmp_path: Path) -> None:
+    def body(store: KVStore) -> None:
+        metrics.start(store, f"textfile:{tmp_path}", interval=3600)
+        store.init("w", np.zeros(ELEMENTS, np.float32))
+        push(store)
+        store.barrier()
+        if store.rank == 1:
+            raise RuntimeError("rank 1 ends early")
+        push(store)
+
+    errors = errors_of_ranks(2, body)
+    assert isinstance(errors[0], gw.TransportError)
+    found = samples((tmp_path / "gradwire-rank-0.prom").read_text())
+    assert found["gradwire_bytes_raw_total{0,allreduce}"] >= 4 * ELEMENTS
 
 
 # OpenTelemetry. A process has one MeterProvider, so it has a process of its own.
