@@ -13,6 +13,7 @@ PREFIX = "gradwire"
 
 
 def _itself(found: Any) -> Any:
+    """Returns the entry as it is."""
     return found
 
 
