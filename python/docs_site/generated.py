@@ -7,7 +7,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
-from docs_site import codecs_table, command_line, settings_list
+from docs_site import codecs_table, command_line, metrics_table, settings_list
 
 _MARK = re.compile(r"^<!-- generated: ([\w-]+) -->$", re.MULTILINE)
 
@@ -15,6 +15,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "codec-parameters": codecs_table.parameters,
     "codecs": codecs_table.summary,
     "command-line": command_line.all_commands,
+    "metrics": metrics_table.table,
     "settings": settings_list.all_settings,
 }
 

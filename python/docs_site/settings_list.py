@@ -34,6 +34,8 @@ TOPICS: dict[str, tuple[str, ...]] = {
             "result",
             "seed",
             "timeline",
+            "metrics",
+            "metrics_interval",
             "step_profile",
             "step_times",
             "timed_steps",

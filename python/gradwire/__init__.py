@@ -7,6 +7,7 @@
 | `gradwire.compress` | codecs without a network |
 | `gradwire.samplers` | divides examples among workers |
 | `gradwire.elastic` | continues a job when workers die or join |
+| `gradwire.metrics` | writes what a store does to TensorBoard, W&B, Prometheus and OpenTelemetry |
 | `gradwire.horovod`, `gradwire.byteps`, `gradwire.mxnet` | the interfaces of these libraries |
 
 Run `gradwire --help` for all commands.
@@ -28,7 +29,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from gradwire import byteps, compress, elastic, horovod, kv, samplers, torch
+    from gradwire import byteps, compress, elastic, horovod, kv, metrics, samplers, torch
     from gradwire._core import CallMismatch, DecodeError, MembershipChanged, TimeoutError, TransportError
     from gradwire.sparse import RowSparse
 
@@ -47,11 +48,12 @@ __all__ = [
     "elastic",
     "horovod",
     "kv",
+    "metrics",
     "samplers",
     "torch",
 ]
 
-_MODULES = ("byteps", "compress", "elastic", "horovod", "kv", "samplers", "torch")
+_MODULES = ("byteps", "compress", "elastic", "horovod", "kv", "metrics", "samplers", "torch")
 _CORE = ("CallMismatch", "DecodeError", "MembershipChanged", "TimeoutError", "TransportError")
 
 

@@ -26,6 +26,7 @@ import os
 import sys
 import traceback
 import weakref
+from collections.abc import Callable
 from typing import Any, Literal, overload
 
 import numpy as np
@@ -196,10 +197,12 @@ def create(name: str = "local", *, staleness: int | None = None, on_failure: OnF
     if values.step_profile is not None:  # the script's layers are timed, alone
         kind, is_local = "local", True
     chooses = values.placement == "auto" and not is_local
-    found = (auto_placement if chooses else connect).open_engine(kind, values)
-    store = KVStore(found.store, found.engine, values)
-    store.since = found.since
-    _enlist(store)
+    with _measured(values, is_local) as begin:
+        found = (auto_placement if chooses else connect).open_engine(kind, values)
+        store = KVStore(found.store, found.engine, values)
+        store.since = found.since
+        _enlist(store)
+        begin(store)
     if not is_local:
         store.report_joined()
     if not is_local and store.rank == 0:
@@ -268,9 +271,22 @@ def _join_at(place: Place, given: settings.Settings, rank: int, num_workers: int
     here = dataclasses.replace(
         given, master=None, scheduler=None, rank=rank, num_workers=num_workers, num_servers=0
     )
-    store = KVStore("allreduce", connect.open_peers(here, place), here)
-    _enlist(store)
+    with _measured(here, is_local=False) as begin:
+        store = KVStore("allreduce", connect.open_peers(here, place), here)
+        _enlist(store)
+        begin(store)
     return store
+
+
+def _measured(
+    values: settings.Settings, is_local: bool
+) -> contextlib.AbstractContextManager[Callable[[KVStore], None]]:
+    """Opens what GRADWIRE_METRICS asks for before a store joins its job, and gives what begins to measure the store."""
+    if values.metrics is None:
+        return contextlib.nullcontext(lambda store: None)
+    from gradwire import metrics  # with an HTTP server: a tenth of the time that `import gradwire.kv` takes
+
+    return metrics.of_settings(values, is_local=is_local)
 
 
 def rejoin(store: KVStore) -> KVStore:
@@ -284,11 +300,13 @@ def rejoin(store: KVStore) -> KVStore:
     with contextlib.suppress(_core.TransportError, _core.TimeoutError):  # of what was under way
         store.close()
     gc.collect()  # stores of earlier generations are in cycles, and each holds memory and a descriptor
-    found = connect.open_engine(store.type, store._settings)
-    again = KVStore(store.type, found.engine, store._settings)
-    was_missed = found.since > generation + 1  # the others went on meanwhile: it comes as a new one does
-    again.since = found.since if was_missed else store.since
-    _enlist(again)
+    with _measured(store._settings, is_local=False) as begin:
+        found = connect.open_engine(store.type, store._settings)
+        again = KVStore(store.type, found.engine, store._settings)
+        was_missed = found.since > generation + 1  # the others went on meanwhile: it comes as a new one does
+        again.since = found.since if was_missed else store.since
+        _enlist(again)
+        begin(again)
     again.report_joined()
     return again
 

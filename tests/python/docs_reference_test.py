@@ -120,13 +120,24 @@ def test_every_store_is_there() -> None:
 @pytest.mark.usefixtures("no_job")
 def test_every_metric_is_there() -> None:
     store = gw.kv.create("local")
-    plain = page("metrics.md").partition("## `stats(servers=True)`")
+    of_stats = page("metrics.md").partition("## What reading costs")[0]
+    plain = of_stats.partition("## `stats(servers=True)`")
     assert first_cells(plain[0]) == set(store.stats())
     try:
         of_servers = set(store.stats(servers=True)) - set(store.stats())
     finally:
         store.close()
     assert first_cells(plain[2]) == of_servers
+
+
+def test_every_metric_that_is_written_is_there() -> None:
+    names = [metric.prometheus_name for metric in gw.metrics.METRICS]
+    assert re.findall(r"^\| `(gradwire_\w+)` \|", PARTS["metrics"], re.MULTILINE) == names
+    howto = (ROOT / "python" / "docs" / "howto" / "metrics.md").read_text(encoding="utf-8")
+    for text in (page("metrics.md"), howto):
+        named = set(re.findall(r"(?<!#)\bgradwire_\w+", text))  # not the anchors of settings
+        assert named
+        assert named <= set(names)
 
 
 # The API.
@@ -140,7 +151,7 @@ MODULES = (
         "gradwire.gathered_sum",
         "gradwire.power_sgd",
     ),
-    *("gradwire.horovod.torch", "gradwire.byteps.torch"),
+    *("gradwire.metrics", "gradwire.horovod.torch", "gradwire.byteps.torch"),
 )
 # Of their docstrings more is asked below: the others follow the words of the library that they stand in for.
 OWN = [name for name in MODULES if not name.startswith(("gradwire.horovod", "gradwire.byteps"))]

@@ -88,6 +88,7 @@ PACKAGES: dict[str, set[str]] = {
     "samplers": set(),
     "settings": set(),
     "torch_backend": set(),
+    "metrics": {"settings"},
     "gathered_sum": {"compress"},
     "terminal": {"settings"},
     "netlab": {"settings", "terminal"},

@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from gradwire.settings import endpoints
+from gradwire.settings import endpoints, metrics_targets
 from gradwire.settings import file as settings_file
 from gradwire.settings.encryption import JobKey, parse_job_key
 from gradwire.settings.launch_environment import (
@@ -435,6 +435,15 @@ class Settings:
         _text,
         None,
         "path of the gradwire-server program. Default: the one beside the gradwire command, or on PATH",
+    )
+    metrics: str | None = _setting(
+        metrics_targets.checked,
+        None,
+        "where each worker writes its metrics: prometheus:9400 (a port for each worker of a host: 9400 plus the local "
+        "rank), textfile:FOLDER, tensorboard:FOLDER, opentelemetry; several separated by commas. Default: nowhere",
+    )
+    metrics_interval: float = _setting(
+        _positive(parse_duration, "100ms"), 5.0, "time between two samples of GRADWIRE_METRICS"
     )
     settings: str | None = _setting(
         _text,

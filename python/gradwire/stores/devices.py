@@ -116,11 +116,18 @@ class DeviceSum:
             self._bytes_summed += total.nbytes
         return total
 
-    def stats_beside(self, engine: dict[str, Any]) -> dict[str, Any]:
-        """Returns those of a store's stats() that are other than its engine's alone, since devices encode."""
+    def stats_beside(self, engine: dict[str, Any], residuals: bool) -> dict[str, Any]:
+        """Returns those of a store's stats() that are other than its engine's alone, since devices encode. On any
+        thread: what add() may change meanwhile is listed first.
+
+        Args:
+            engine: the engine's.
+            residuals: whether residual_norm and share_sent are asked for.
+        """
         raw = engine["bytes_raw"] + self._bytes_raw - self._bytes_summed
         encoded = engine["bytes_encoded"] + self._bytes_encoded - self._bytes_summed
-        kept, of_engine = sum(map(_squares, self._residuals.values())), engine["residual_norm"]
+        of_engine = engine["residual_norm"]
+        kept = 0.0 if of_engine is None else sum(map(_squares, list(self._residuals.values())))
         found = {
             "bytes_raw": raw,
             "bytes_encoded": encoded,
@@ -128,9 +135,10 @@ class DeviceSum:
             "residual_norm": None if of_engine is None else math.sqrt(of_engine**2 + kept),
             "codec_seconds": engine["codec_seconds"] + self._codec_seconds,
         }
-        if self._shares and self._codec.lossy:
-            given = sum(one for one, _ in self._shares.values())
-            left = sum(one for _, one in self._shares.values())
+        if residuals and self._shares and self._codec.lossy:
+            shares = list(self._shares.values())
+            given = sum(one for one, _ in shares)
+            left = sum(one for _, one in shares)
             found["share_sent"] = 1 - left / given if given else 1.0
         return found
 

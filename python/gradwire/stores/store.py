@@ -91,14 +91,14 @@ class KVStore(Worker):
             "gradient_compression:CODEC"
         )
 
-    def stats(self, servers: bool = False) -> dict[str, Any]:
+    def stats(self, servers: bool = False, *, residuals: bool = True) -> dict[str, Any]:
         """As Worker.stats(). In `local` and `device`, each device of a value encodes.
 
         There, bytes_raw, bytes_encoded, ratio, residual_norm and share_sent count what the devices gave, each by
         itself.
         """
-        found = super().stats(servers)
-        return found | self.devices.stats_beside(found) if self._is_local else found
+        found = super().stats(servers, residuals=residuals)
+        return found | self.devices.stats_beside(found, residuals) if self._is_local else found
 
     # ---------------------------------------------------------------- settings, the same on all ranks
 

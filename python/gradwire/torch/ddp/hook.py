@@ -174,16 +174,17 @@ class HookState:
         if self._exchange is not None:
             self._exchange.close()
 
-    def stats(self, servers: bool = False) -> dict[str, Any]:
+    def stats(self, servers: bool = False, *, residuals: bool = True) -> dict[str, Any]:
         """Returns what this rank has exchanged so far, as KVStore.stats(), of everything that uses the same store.
 
         Args:
             servers: include what the servers report. Default: False.
+            residuals: include residual_norm and share_sent. Default: True.
 
         Raises:
             RuntimeError: it has not joined the other ranks yet.
         """
-        return self._store.stats(servers)
+        return self._store.stats(servers, residuals=residuals)
 
     def state_dict(self) -> dict[str, Any]:
         """Returns this rank's residuals: tensors by name. Save it on every rank, beside the model.
