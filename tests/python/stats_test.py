@@ -41,6 +41,16 @@ def test_devices_of_a_local_store_encode(name: str, stores: list[KVStore]) -> No
     assert stats["residual_norm"] == pytest.approx((64 * 0.25**2) ** 0.5, rel=1e-12)
 
 
+def test_a_sum_that_is_not_sent_yet_takes_nothing_from_what_was_encoded(stores: list[KVStore]) -> None:
+    """push() comes back before the engine has sent the sum."""
+    stores.append(store := gw.kv.create("local"))
+    store.set_gradient_compression({"type": "2bit", "threshold": 0.5})
+    store.init("w", np.zeros(ELEMENTS, np.float32))
+    store.push("w", values(0.75)[0])
+    early = store.devices.stats_beside(store.stats() | {"bytes_encoded": 0}, residuals=True)
+    assert (early["bytes_raw"], early["bytes_encoded"], early["ratio"]) == (256, 16, 16)
+
+
 def test_without_a_codec_a_local_store_counts_the_sum(stores: list[KVStore]) -> None:
     stores.append(store := gw.kv.create("local"))
     store.init("w", np.zeros(ELEMENTS, np.float32))

@@ -150,6 +150,8 @@ def test_devices_have_the_backends_that_they_are_given(backends: str, on_cpu: st
                 policy.state_of(model)
     finally:
         dist.destroy_process_group()
+        if (joined := gradwire.kv.joined()) is not None:
+            joined.close()  # other tests of this process have other jobs
 
 
 def test_a_bad_codec_in_the_environment_is_named_at_once(

@@ -125,7 +125,8 @@ class DeviceSum:
             residuals: whether residual_norm and share_sent are asked for.
         """
         raw = engine["bytes_raw"] + self._bytes_raw - self._bytes_summed
-        encoded = engine["bytes_encoded"] + self._bytes_encoded - self._bytes_summed
+        # The engine may not have sent the last sums yet, which are not counted in either case.
+        encoded = self._bytes_encoded + max(0, engine["bytes_encoded"] - self._bytes_summed)
         of_engine = engine["residual_norm"]
         kept = 0.0 if of_engine is None else sum(map(_squares, list(self._residuals.values())))
         found = {

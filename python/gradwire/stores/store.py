@@ -96,6 +96,9 @@ class KVStore(Worker):
 
         There, bytes_raw, bytes_encoded, ratio, residual_norm and share_sent count what the devices gave, each by
         itself.
+
+        Args:
+            servers, residuals: as Worker.stats().
         """
         found = super().stats(servers, residuals=residuals)
         return found | self.devices.stats_beside(found, residuals) if self._is_local else found
