@@ -1,13 +1,18 @@
-"""Puts what results.csv says between the marks in README.md, and draws the chart, so no figure is typed by hand."""
+"""Puts what results.csv says between the marks in README.md, so no figure is typed by hand."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from arms import BASE
 from gradwire.report.paired_statistics import paired_difference
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from training import readme
 
 if TYPE_CHECKING:
     from run import Row
@@ -63,17 +68,8 @@ def fill(rows: Sequence[Row], file: Path = README) -> None:
 
     Raises: ValueError: the file lacks a mark.
     """
-    page = file.read_text(encoding="utf-8")
     sections = {name: table(rows, name) for name in ("char_lm_micro", "vit", "char_lm_tiny")}
     shown = ("none", "int4", "2bit", "2bit;warm_up=40;first=int4", "2bit;whiten=rows+columns")
     sections["curves"] = curves(rows, "char_lm_micro", shown)
     for name, text in sections.items():
-        begin, end = f"<!-- {name} -->\n", f"<!-- end {name} -->"
-        head, found, rest = page.partition(begin)
-        _, closed, tail = rest.partition(end)
-        if not found or not closed:
-            raise ValueError(
-                f"adamw: {file} lacks the lines {begin.strip()} and {end}; put them where it belongs"
-            )
-        page = f"{head}{begin}{text}\n{end}{tail}"
-    file.write_text(page, encoding="utf-8")
+        readme.fill(name, text, file)

@@ -147,7 +147,7 @@ def main(arguments: list[str] | None = None) -> int:
         default="0/1",
         help="I/N: the I-th of N processes that share the runs (default: %(default)s)",
     )
-    add("--tables", action="store_true", help="measure nothing; fill README.md in and draw the charts")
+    add("--tables", action="store_true", help="measure nothing; fill in the tables of README.md")
     given = parser.parse_args(arguments)
     if not given.tables:
         index, _, count = given.share.partition("/")

@@ -22,7 +22,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import accuracy_table
-import readme
 import relative_error
 import sensitivity
 import simulated
@@ -30,10 +29,14 @@ from arms import check, every_arm
 from runs import TASKS, Kept, Row, Run, RunFailed, append, carry_out, missing, read
 from simulated import Simulated
 
+HERE = Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE.parent))
+
+from training import readme  # noqa: E402
+
 if TYPE_CHECKING:
     from training.task import Task
 
-HERE = Path(__file__).resolve().parent
 LEAST_LIMIT = 320  # images of simulated workers: some steps
 POINT_STEPS = 5  # of training, that a point of relative_error.csv is the mean of
 
@@ -150,7 +153,7 @@ def write_tables(folder: Path, wanted: Sequence[str]) -> None:
             (folder / file).write_text(chart, encoding="utf-8")
         if folder == HERE:
             images = [f"![{name}: {file}]({file})" for file in charts]
-            readme.fill(name, "\n\n".join([text, *images]))
+            readme.fill(name, "\n\n".join([text, *images]), HERE / "README.md")
 
 
 def sections(folder: Path) -> dict[str, tuple[str, dict[str, str]]]:

@@ -20,7 +20,7 @@ from python.experiment_files import imported
 
 FOLDER = Path(__file__).resolve().parents[2] / "experiments" / "codec_accuracy"
 NAMES = (
-    *("arms", "runs", "simulated", "accuracy_table", "readme", "multiples", "relative_error", "sensitivity"),
+    *("arms", "runs", "simulated", "accuracy_table", "multiples", "relative_error", "sensitivity"),
     "run",
 )
 RECORDER = """
@@ -211,10 +211,11 @@ def test_only_what_stands_between_the_marks_is_replaced(
 ) -> None:
     file = tmp_path / "README.md"
     file.write_text("a\n<!-- x -->\nold\n<!-- end x -->\nb\n")
-    modules["readme"].fill("x", "new\nlines", file)
+    fill = modules["run"].readme.fill
+    fill("x", "new\nlines", file)
     assert file.read_text() == "a\n<!-- x -->\nnew\nlines\n<!-- end x -->\nb\n"
     with pytest.raises(ValueError, match="lacks the lines <!-- y -->"):
-        modules["readme"].fill("y", "", file)
+        fill("y", "", file)
 
 
 def test_the_readme_has_all_marks(modules: dict[str, ModuleType]) -> None:

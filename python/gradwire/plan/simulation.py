@@ -178,6 +178,7 @@ class Variant:
 
 
 FREE = _core.CodecCosts(4, 4, 0, 0, 0)  # float32, codecs and sums that cost nothing: what bounds are made of
+FREE_MESSAGES = Calibration("nothing", {}, message_seconds=0, round_trip_seconds=0, codecs=())
 
 
 def plan_limits(schedule: Schedule, push_bytes: float) -> _core.PlanLimits:
@@ -198,12 +199,10 @@ def setup(
     network: Network,
     costs: _core.CodecCosts,
     schedule: Schedule,
-    calibration: Calibration | None = None,
+    calibration: Calibration = FREE_MESSAGES,
     steps: int = 3,
 ) -> _core.SimulationSetup:
-    """Describes a job to the core. calibration: None: messages and bytes cost nothing. steps: measured, after one to
-    warm up.
-    """
+    """Describes a job to the core. steps: measured, after one to warm up."""
     topologies = {
         "servers": _core.Topology.SERVERS_APART,
         "beside": _core.Topology.SERVERS_BESIDE,
@@ -231,8 +230,8 @@ def setup(
             servers,
             network.bytes_per_second,
             network.latency,
-            0.0 if calibration is None else calibration.message_seconds,
-            0.0 if calibration is None else calibration.wakeup_seconds,
+            calibration.message_seconds,
+            calibration.wakeup_seconds,
         ),
         codec=costs,
         limits=plan_limits(schedule, costs.push_bytes),
@@ -243,7 +242,7 @@ def setup(
         codec_threads=schedule.codec_threads,
         server_threads=schedule.server_threads,
         steps=steps,
-        machine=network.machine(profile.machine, 0.0 if calibration is None else calibration.byte_seconds),
+        machine=network.machine(profile.machine, calibration.byte_seconds),
     )
 
 

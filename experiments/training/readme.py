@@ -1,13 +1,11 @@
-"""Puts what is measured between the marks in README.md, so that no figure there is typed by hand."""
+"""Puts what is measured between the marks in a README.md, so that no figure there is typed by hand."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-README = Path(__file__).with_name("README.md")
 
-
-def fill(name: str, text: str, file: Path = README) -> None:
+def fill(name: str, text: str, file: Path) -> None:
     """Replaces what stands between <!-- name --> and <!-- end name -->.
 
     Raises:
@@ -19,6 +17,6 @@ def fill(name: str, text: str, file: Path = README) -> None:
     _, closed, tail = rest.partition(end)
     if not found or not closed:
         raise ValueError(
-            f"codec_accuracy: {file} lacks the lines {begin.strip()} and {end}; put them where it belongs"
+            f"readme: {file} lacks the lines {begin.strip()} and {end}; put them where it belongs"
         )
     file.write_text(f"{head}{begin}{text}\n{end}{tail}", encoding="utf-8")
