@@ -7,12 +7,15 @@ from __future__ import annotations
 
 import copy
 import io
+import sys
 import tempfile
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import gradwire as gw
 import gradwire.torch
