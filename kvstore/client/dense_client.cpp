@@ -161,8 +161,7 @@ void DenseClient::handle(Node from, Frame frame) {
       note_staleness(*part, header);
       return events_.ended(tensor, nullptr);
     case Kind::kHeld:
-      request->second.is_held = true;
-      request->second.awaited = awaited_in(frame);
+      PendingRequests::held(request->second, awaited_in(frame));
       // Nobody: the round is upstream of the server, and who waits there knows for whom.
       if (request->second.awaited.empty()) tensor.pending->began = Clock::now();
       return;

@@ -77,9 +77,7 @@ void RowClient::handle(transport::Node from, Frame& frame) {
         staleness_->add(staleness_of(header));
       return answered(table->first, request);
     case Kind::kRowHeld:
-      found->second.is_held = true;
-      found->second.awaited = awaited_in(frame);
-      return;
+      return PendingRequests::held(found->second, awaited_in(frame));
     case Kind::kRowMissing:
       return send_again(active, request);
     default:

@@ -7,6 +7,17 @@
 #include <utility>
 
 namespace gradwire::kvstore {
+namespace {
+
+constexpr int kMostDoublings = 5;
+
+/// Source: Paxson et al. 2011, "Computing TCP's retransmission timer" (RFC 6298), section 5, for the doubling.
+std::chrono::milliseconds patience_of(const PendingRequests::Request& request) {
+  if (request.repetitions == 0) return request.patience.first;
+  return request.patience.later * (1 << std::min(request.repetitions - 1, kMostDoublings));
+}
+
+}  // namespace
 
 PendingRequests::Handle PendingRequests::begin(std::function<std::string()> name, Clock::time_point now,
                                                bool is_delivery) {
@@ -18,6 +29,12 @@ void PendingRequests::add(Handle operation, std::uint64_t number, Request reques
   operation->requests.insert_or_assign(number, std::move(request));
 }
 
+void PendingRequests::held(Request& request, std::vector<std::uint32_t> awaited) {
+  request.is_held = true;
+  request.repetitions = 0;
+  request.awaited = std::move(awaited);
+}
+
 void PendingRequests::repeat(Request& request, Clock::time_point now) {
   request.asked = now;
   ++request.repetitions;
@@ -27,8 +44,7 @@ void PendingRequests::repeat(Request& request, Clock::time_point now) {
 void PendingRequests::retry(Clock::time_point now) {
   for (Operation& operation : operations_) {
     for (auto& [number, request] : operation.requests) {
-      const auto& [first, later] = request.patience;
-      if (now - request.asked >= (request.repetitions == 0 ? first : later)) repeat(request, now);
+      if (now - request.asked >= patience_of(request)) repeat(request, now);
     }
   }
 }

@@ -326,7 +326,9 @@ class Settings:
         _positive(parse_duration, "1ms"), 1800.0, "fail when a round takes longer than this"
     )
     retry_timeout: float = _setting(
-        _positive(parse_duration, "1ms"), 10.0, "resend a request that was not acknowledged for this long"
+        _positive(parse_duration, "1ms"),
+        10.0,
+        "resend a request that was not acknowledged for this long, then after twice as long each time",
     )
     partition_bytes: int = _setting(
         _positive(parse_size, "4KiB"),
