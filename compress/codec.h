@@ -40,6 +40,7 @@ enum class WireId : std::uint8_t {
   kQsgd = 10,
   kTernGrad = 11,
   kNatural = 12,
+  kNf2 = 13,
 };
 
 /// How a Server answers a round. Part of the wire format, never renumber.

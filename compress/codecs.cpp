@@ -7,6 +7,7 @@
 #include "compress/block/fp8.h"
 #include "compress/block/int4.h"
 #include "compress/block/int8.h"
+#include "compress/block/nf2.h"
 #include "compress/block/qsgd.h"
 #include "compress/dense/bf16.h"
 #include "compress/dense/fp16.h"
@@ -35,6 +36,8 @@ const CodecEntry kCodecs[] = {
      int8_parameters(), make_int8, int8_from_wire},
     {"int4", WireId::kInt4, "4-bit integers with a scale per block, 7.5x smaller, error feedback",
      int4_parameters(), make_int4, int4_from_wire},
+    {"nf2", WireId::kNf2, "four levels in 2 bits with a scale per block, 15x smaller, error feedback",
+     nf2_parameters(), make_nf2, nf2_from_wire},
     {"fp8", WireId::kFp8, "8-bit floats with a scale per block, 4x smaller, error feedback", fp8_parameters(),
      make_fp8, fp8_from_wire},
     {"1bit", WireId::kOneBit, "signs scaled by the mean, or MXNet's 1-bit code, 32x smaller, error feedback",

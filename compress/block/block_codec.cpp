@@ -10,7 +10,8 @@ std::size_t BlockCodec::max_encoded_size(std::size_t elements) const noexcept {
 }
 
 std::size_t BlockCodec::code_offset(std::size_t i, std::size_t elements) const noexcept {
-  return block::scale_count(elements, form_.block) * sizeof(float) + block::code_bytes(form_.code, i);
+  return block::scale_count(elements, form_.block) * block::scale_bytes(form_.code) +
+         block::code_bytes(form_.code, i);
 }
 
 /// Server rounds to nearest in any form: it keeps what is left, and every rank that answers itself must
@@ -32,7 +33,8 @@ void BlockCodec::decode_run(Payload payload, const Run& run, bool add, float* ou
 }
 
 std::string BlockCodec::fault(Payload payload, std::size_t elements) const {
-  return wrong_scale(payload.data(), block::scale_count(elements, form_.block), "block");
+  const std::size_t scales = block::scale_count(elements, form_.block);
+  return wrong_scale(payload.first(scales * block::scale_bytes(form_.code)), scales, "block");
 }
 
 }  // namespace gradwire::compress

@@ -1,5 +1,5 @@
-// The codec of int8, int4, fp8 and qsgd: every element is sent in a few bits, scaled by one float32 that a
-// block of elements shares. Payload: the blocks' scales, then the codes.
+// The codec of int8, int4, fp8, nf2 and qsgd: every element is sent in a few bits, times a scale that a block
+// of elements shares. Payload: the blocks' scales, then the codes.
 //
 // Threading and lifetime: as Codec.
 #pragma once
@@ -44,7 +44,9 @@ class BlockCodec final : public FloatSumCodec {
   std::string fault(Payload payload, std::size_t elements) const override;
 
   /// Bytes before the scale and before the code of element i, a multiple of the block.
-  std::size_t scale_offset(std::size_t i) const noexcept { return i / form_.block * sizeof(float); }
+  std::size_t scale_offset(std::size_t i) const noexcept {
+    return i / form_.block * block::scale_bytes(form_.code);
+  }
   std::size_t code_offset(std::size_t i, std::size_t elements) const noexcept;
 
   BlockForm form_;

@@ -11,6 +11,7 @@
 #include "hwy/foreach_target.h"  // IWYU pragma: keep
 #include "hwy/highway.h"
 // For each target, so behind foreach_target.h.
+#include "compress/payload/lane_sums_inl.h"
 #include "compress/stochastic/dither_inl.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -38,11 +39,15 @@ using Ints = hn::RebindToSigned<Floats>;
 using Quarters = hn::Rebind<std::uint8_t, Floats>;
 using Pairs = hn::CappedTag<std::uint16_t, kLeastBlock / 2>;
 using PairHalves = hn::Rebind<std::uint8_t, Pairs>;
+using Fours = hn::CappedTag<std::uint32_t, kLeastBlock / 4>;
+using FourQuarters = hn::Rebind<std::uint8_t, Fours>;
 using FloatVector = hn::Vec<Floats>;
 using BitVector = hn::Vec<Bits>;
 
 constexpr std::size_t kLanes = hn::MaxLanes(Floats());
 constexpr std::size_t kPairLanes = hn::MaxLanes(Pairs());
+constexpr std::size_t kFourLanes = hn::MaxLanes(Fours());
+constexpr std::size_t kSumVectors = kSumLanes / kLanes;
 constexpr std::size_t kAhead = 1536 / sizeof(float);  // elements that encode asks memory for in advance
 
 HWY_INLINE BitVector Splat(std::uint32_t value) { return hn::Set(Bits(), value); }
@@ -85,6 +90,11 @@ HWY_INLINE FloatVector FloatFromFloat8(BitVector eight) {
 template <Code kCode>
 HWY_INLINE BitVector CodesOf(FloatVector scaled) {
   if constexpr (kCode == Code::kE4m3 || kCode == Code::kE5m2) return Float8FromFloat<kCode>(scaled);
+  if constexpr (kCode == Code::kNf2) {
+    const auto is_large = hn::Ge(hn::Abs(scaled), hn::Set(Floats(), kBetweenLevels));
+    const BitVector large = hn::IfThenElseZero(hn::RebindMask(Bits(), is_large), Splat(1));
+    return hn::Or(hn::And(hn::ShiftRight<30>(hn::BitCast(Bits(), scaled)), Splat(2)), large);
+  }
   const FloatVector rounded = hn::Add(scaled, hn::Set(Floats(), kRounder));
   return hn::Sub(hn::BitCast(Bits(), rounded), Splat(std::bit_cast<std::uint32_t>(kRounder)));
 }
@@ -93,6 +103,14 @@ HWY_INLINE BitVector CodesOf(FloatVector scaled) {
 template <Code kCode>
 HWY_INLINE FloatVector ValuesOf(BitVector codes) {
   if constexpr (kCode == Code::kE4m3 || kCode == Code::kE5m2) return FloatFromFloat8<kCode>(codes);
+  if constexpr (kCode == Code::kNf2) {
+    static_assert(std::bit_cast<std::uint32_t>(kLargeLevel) ==
+                  std::bit_cast<std::uint32_t>(1.0f) + (1u << 24));
+    const BitVector sign = hn::ShiftLeft<30>(hn::And(codes, Splat(2)));
+    const BitVector level =
+        hn::Add(Splat(std::bit_cast<std::uint32_t>(1.0f)), hn::ShiftLeft<24>(hn::And(codes, Splat(1))));
+    return hn::BitCast(Floats(), hn::Or(sign, level));
+  }
   constexpr int kUnused = 32 - static_cast<int>(code_bits(kCode));
   const auto signs = hn::ShiftRight<kUnused>(hn::BitCast(Ints(), hn::ShiftLeft<kUnused>(codes)));
   return hn::ConvertTo(Floats(), signs);
@@ -122,24 +140,78 @@ HWY_INLINE void UnpackHalves(const std::byte* HWY_RESTRICT packed, std::size_t e
   }
 }
 
+/// As PackHalves(), of two bits.
+HWY_INLINE void PackQuarters(const std::uint8_t* HWY_RESTRICT codes, std::size_t elements,
+                             std::byte* HWY_RESTRICT out) {
+  const Fours d;
+  for (std::size_t i = 0; i < elements; i += 4 * kFourLanes) {
+    const auto four = hn::LoadU(d, reinterpret_cast<const std::uint32_t*>(codes + i));
+    const auto lower = hn::Or(four, hn::ShiftRight<6>(four));
+    const auto packed = hn::And(hn::Or(lower, hn::ShiftRight<12>(lower)), hn::Set(d, 0xff));
+    hn::StoreU(hn::TruncateTo(FourQuarters(), packed), FourQuarters(),
+               reinterpret_cast<std::uint8_t*>(out + i / 4));
+  }
+}
+
+/// As UnpackHalves(), of two bits.
+HWY_INLINE void UnpackQuarters(const std::byte* HWY_RESTRICT packed, std::size_t elements,
+                               std::uint8_t* HWY_RESTRICT codes) {
+  const Fours d;
+  for (std::size_t i = 0; i < elements; i += 4 * kFourLanes) {
+    const auto four =
+        hn::PromoteTo(d, hn::LoadU(FourQuarters(), reinterpret_cast<const std::uint8_t*>(packed + i / 4)));
+    const auto pairs = hn::Or(four, hn::ShiftLeft<12>(four));
+    hn::StoreU(hn::Or(pairs, hn::ShiftLeft<6>(pairs)), d, reinterpret_cast<std::uint32_t*>(codes + i));
+  }
+}
+
 /// Writes x = residual + grad of one whole block to `x` and returns the bits of the largest |x|, where NaN is
-/// above infinity.
-template <bool kResidual>
+/// above infinity. sum gets the sum of |x|, if kSum.
+template <bool kResidual, bool kSum>
 HWY_INLINE std::uint32_t Gather(const float* HWY_RESTRICT grad, const float* HWY_RESTRICT residual,
-                                std::size_t block, float* HWY_RESTRICT x) {
+                                std::size_t block, float* HWY_RESTRICT x, float& sum) {
+  constexpr std::size_t kVectors = kSum ? kSumVectors : 1;
   const Floats d;
   auto most = hn::Zero(Ints());
-  for (std::size_t i = 0; i < block; i += kLanes) {
-    hwy::Prefetch(grad + i + kAhead);
-    FloatVector v = hn::LoadU(d, grad + i);
-    if constexpr (kResidual) {
-      hwy::Prefetch(residual + i + kAhead);
-      v = hn::Add(hn::LoadU(d, residual + i), v);
+  FloatVector lanes[kVectors];
+  for (FloatVector& lane : lanes) lane = hn::Zero(d);
+  for (std::size_t begin = 0; begin < block; begin += kVectors * kLanes) {
+    for (std::size_t l = 0; l < kVectors; ++l) {
+      const std::size_t i = begin + l * kLanes;
+      if (i >= block) break;  // a block of fewer elements than lanes
+      hwy::Prefetch(grad + i + kAhead);
+      FloatVector v = hn::LoadU(d, grad + i);
+      if constexpr (kResidual) {
+        hwy::Prefetch(residual + i + kAhead);
+        v = hn::Add(hn::LoadU(d, residual + i), v);
+      }
+      hn::Store(v, d, x + i);
+      most = hn::Max(most, hn::BitCast(Ints(), hn::Abs(v)));
+      if constexpr (kSum) lanes[l] = hn::Add(lanes[l], hn::Abs(v));
     }
-    hn::Store(v, d, x + i);
-    most = hn::Max(most, hn::BitCast(Ints(), hn::Abs(v)));
   }
+  if constexpr (kSum) sum = compress::HWY_NAMESPACE::FoldVectors(d, lanes);
   return static_cast<std::uint32_t>(hn::GetLane(hn::MaxOfLanes(Ints(), most)));
+}
+
+/// The scale of one whole block by its sums.
+HWY_INLINE float ScaleBySums(const float* HWY_RESTRICT x, std::size_t length, const BlockSum& block) {
+  const Floats d;
+  const FloatVector limit = hn::Set(d, limit_of(block, length));
+  FloatVector lanes[kSumVectors];
+  for (FloatVector& lane : lanes) lane = hn::Zero(d);
+  LargeSum large;
+  for (std::size_t begin = 0; begin < length; begin += kSumLanes) {
+    for (std::size_t l = 0; l < kSumVectors; ++l) {
+      if (begin + l * kLanes >= length) break;
+      const FloatVector size = hn::Abs(hn::Load(d, x + begin + l * kLanes));
+      const auto is_large = hn::Gt(size, limit);
+      lanes[l] = hn::Add(lanes[l], hn::IfThenElseZero(is_large, size));
+      large.count += static_cast<std::uint32_t>(hn::CountTrue(d, is_large));
+    }
+  }
+  large.sum = compress::HWY_NAMESPACE::FoldVectors(d, lanes);
+  return scale_of(block, large, length);
 }
 
 /// Writes the codes of one whole block, one a byte, and keeps x - sent.
@@ -203,16 +275,19 @@ bool EncodeBlocks(std::size_t block, const float* grad, float* residual, std::si
   alignas(64) std::uint8_t bytes[kMostBlock];
   bool nonfinite = false;
   std::size_t i = 0;
-  for (; i + block <= elements; i += block, scales += sizeof(float)) {
+  for (; i + block <= elements; i += block, scales += scale_bytes(kCode)) {
     float* const kept = kResidual ? residual + i : nullptr;
     std::byte* const to = codes + code_bytes(kCode, i);
-    const std::uint32_t most = Gather<kResidual>(grad + i, kept, block, x);
+    float sum = 0;
+    const std::uint32_t most = Gather<kResidual, scales_by_sums(kCode)>(grad + i, kept, block, x, sum);
     if (HWY_UNLIKELY(most >= kInfinityBits)) {
       nonfinite |= encode_block_scalar(kCode, grad + i, kept, block, scales, to, dither, i);
       continue;
     }
-    const float scale = scale_of(kCode, std::bit_cast<float>(most));
-    store(scale, scales);
+    const auto largest_x = std::bit_cast<float>(most);
+    const float scale =
+        scales_by_sums(kCode) ? ScaleBySums(x, block, {largest_x, sum}) : scale_of(kCode, largest_x);
+    store_scale(kCode, scale, scales);
     auto* const target = code_bits(kCode) == 8 ? reinterpret_cast<std::uint8_t*>(to) : bytes;
     if (!is_integer(kCode) || dither == nullptr) {
       Quantise<kCode, kResidual>(x, scale, block, target, kept);
@@ -220,6 +295,7 @@ bool EncodeBlocks(std::size_t block, const float* grad, float* residual, std::si
       QuantiseDithered<kCode, kResidual>(x, scale, block, *dither, i, target, kept);
     }
     if constexpr (code_bits(kCode) == 4) PackHalves(bytes, block, to);
+    if constexpr (code_bits(kCode) == 2) PackQuarters(bytes, block, to);
   }
   return encode_scalar(kCode, block, grad + i, kResidual ? residual + i : nullptr, elements - i, scales,
                        codes + code_bytes(kCode, i), dither, i) ||
@@ -253,14 +329,13 @@ void DecodeBlocks(std::size_t block, const std::byte* scales, const std::byte* c
                   float* out) {
   alignas(64) std::uint8_t bytes[kMostBlock];
   std::size_t i = 0;
-  for (; i + block <= elements; i += block, scales += sizeof(float)) {
+  for (; i + block <= elements; i += block, scales += scale_bytes(kCode)) {
     const std::byte* const from = codes + code_bytes(kCode, i);
-    if constexpr (code_bits(kCode) == 8) {
-      Scale<kCode, kAdd>(reinterpret_cast<const std::uint8_t*>(from), load<float>(scales), block, out + i);
-    } else {
-      UnpackHalves(from, block, bytes);
-      Scale<kCode, kAdd>(bytes, load<float>(scales), block, out + i);
-    }
+    const auto* codes_of_block = reinterpret_cast<const std::uint8_t*>(from);
+    if constexpr (code_bits(kCode) < 8) codes_of_block = bytes;
+    if constexpr (code_bits(kCode) == 4) UnpackHalves(from, block, bytes);
+    if constexpr (code_bits(kCode) == 2) UnpackQuarters(from, block, bytes);
+    Scale<kCode, kAdd>(codes_of_block, load_scale(kCode, scales), block, out + i);
   }
   decode_scalar(kCode, block, scales, codes + code_bytes(kCode, i), elements - i, kAdd, out + i);
 }
@@ -284,6 +359,8 @@ bool Encode(Code code, std::size_t block, const float* grad, float* residual, st
       return EncodeAs<Code::kE4m3>(block, grad, residual, elements, scales, codes, nullptr);
     case Code::kE5m2:
       return EncodeAs<Code::kE5m2>(block, grad, residual, elements, scales, codes, nullptr);
+    case Code::kNf2:
+      return EncodeAs<Code::kNf2>(block, grad, residual, elements, scales, codes, nullptr);
     default:
       return EncodeAs<Code::kInt8>(block, grad, residual, elements, scales, codes, dither);
   }
@@ -298,6 +375,8 @@ void Decode(Code code, std::size_t block, const std::byte* scales, const std::by
       return DecodeAs<Code::kE4m3>(block, scales, codes, elements, add, out);
     case Code::kE5m2:
       return DecodeAs<Code::kE5m2>(block, scales, codes, elements, add, out);
+    case Code::kNf2:
+      return DecodeAs<Code::kNf2>(block, scales, codes, elements, add, out);
     default:
       return DecodeAs<Code::kInt8>(block, scales, codes, elements, add, out);
   }

@@ -1,21 +1,27 @@
-// Codes of 4 or 8 bits with one float32 scale a block, block by block: the specification of block_kernels, on
+// Codes of 2 to 8 bits with a scale for each block, block by block: the specification of block_kernels, on
 // every target byte for byte.
 //
 // Source: block-wise symmetric quantisation as in QSGD's buckets (Alistarh et al. 2017, section 4), Dettmers
 // et al. 2022 (8-bit optimizers, block-wise) and CGX (Markov et al. 2022, section 4); fp8: Micikevicius et
-// al. 2022, table 1, without its NaN and infinity.
+// al. 2022, table 1, without its NaN and infinity; nf2: the levels of NormalFloat in 2 bits (Dettmers et al.
+// 2023, "QLoRA", section 3; Li et al. 2023, "LoftQ", in 2 bits), of which the larger one is 3.96 times the
+// other, here 4; a scale of least squares (Max 1960, half a step of his iteration) in place of the largest
+// element's.
 //
 // Threading: all functions are pure.
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <bit>
 #include <cstddef>
 #include <cstdint>
 #include <limits>
 
+#include "compress/dense/dense_scalar.h"
 #include "compress/payload/float_bits.h"
 #include "compress/payload/host_device.h"
+#include "compress/payload/lane_sums.h"
 #include "compress/payload/little_endian.h"
 #include "compress/stochastic/dither.h"
 
@@ -27,6 +33,7 @@ enum class Code : std::uint8_t {
   kInt4,  ///< -7 to 7, two's complement in four bits, the even element in the lower half of its byte
   kE4m3,  ///< sign, 4 bits of exponent, 3 of fraction; -448 to 448
   kE5m2,  ///< sign, 5 bits of exponent, 2 of fraction; -57344 to 57344
+  kNf2,  ///< bit 1: the sign; bit 0: 4, else 1. Element 4b + j of a block in bits 2j and 2j + 1 of its byte b
 };
 
 /// What an 8-bit float is made of. Its exponent 0 means a subnormal number; it has no infinity and no NaN
@@ -51,12 +58,25 @@ constexpr Float8 float8_of(Code code) {
 inline constexpr Float8 kFloatE4m3 = float8_of(Code::kE4m3);
 inline constexpr Float8 kFloatE5m2 = float8_of(Code::kE5m2);
 
+/// nf2's levels are 1 and this; an element becomes the nearer one.
+inline constexpr float kLargeLevel = 4;
+inline constexpr float kBetweenLevels = (1 + kLargeLevel) / 2;
+
 inline constexpr std::size_t kLeastBlock = 32;
 inline constexpr std::size_t kMostBlock = 4096;
 
 constexpr bool is_integer(Code code) { return code == Code::kInt8 || code == Code::kInt4; }
 
-constexpr std::size_t code_bits(Code code) { return code == Code::kInt4 ? 4 : 8; }
+constexpr std::size_t code_bits(Code code) { return code == Code::kInt4 ? 4 : code == Code::kNf2 ? 2 : 8; }
+
+/// Bytes of a scale in a payload: a bfloat16, else a float32.
+constexpr std::size_t scale_bytes(Code code) { return code == Code::kNf2 ? 2 : 4; }
+
+/// Whether the scale is made of a block's sums of |x|, too, not of its largest |x| alone.
+constexpr bool scales_by_sums(Code code) { return code == Code::kNf2; }
+
+/// Whether an element can send 0.
+constexpr bool has_zero(Code code) { return code != Code::kNf2; }
 
 /// The value of the largest code.
 constexpr float largest(Code code) {
@@ -67,6 +87,8 @@ constexpr float largest(Code code) {
       return 448;
     case Code::kE5m2:
       return 57344;
+    case Code::kNf2:
+      return kLargeLevel;
     default:
       return 127;
   }
@@ -76,7 +98,7 @@ constexpr std::size_t scale_count(std::size_t elements, std::size_t block) {
   return (elements + block - 1) / block;
 }
 
-/// Bytes of the codes of `elements` elements; the last half of an odd one is 0.
+/// Bytes of the codes of `elements` elements; bits of the last one that no element has are 0.
 constexpr std::size_t code_bytes(Code code, std::size_t elements) {
   return (elements * code_bits(code) + 7) / 8;
 }
@@ -92,6 +114,46 @@ GRADWIRE_HOST_DEVICE inline float scale_of(Code code, float most) noexcept {
   const float scale = most / largest(code);
   if (scale < std::numeric_limits<float>::min()) return 0;
   return std::min(scale, 0x1.fffffcp127f / largest(code));
+}
+
+/// The largest |x| of a block, and their sum.
+struct BlockSum {
+  float most = 0;
+  float sum = 0;
+};
+
+/// Of the elements of a block that are above limit_of(): how many, and the sum of their |x|.
+struct LargeSum {
+  std::uint32_t count = 0;
+  float sum = 0;
+};
+
+/// What is above it counts as large where a scale is looked for: 1.5 times the mean |x|.
+GRADWIRE_HOST_DEVICE inline float limit_of(const BlockSum& block, std::size_t length) noexcept {
+  return 1.5f * (block.sum / static_cast<float>(length));
+}
+
+/// The scale by sums: the one that leaves least of the block, by squares, if the elements above the limit
+/// become large. But the large level is at least a quarter of the largest |x|, so that what is owed to one
+/// element leaves in a few rounds. Rounded to bfloat16.
+GRADWIRE_HOST_DEVICE inline float scale_of(const BlockSum& block, const LargeSum& large,
+                                           std::size_t length) noexcept {
+  constexpr float kMost = 0x1.fep125f;  // the last bfloat16 of which the large level is finite
+  constexpr auto kSquare = static_cast<std::size_t>(kLargeLevel * kLargeLevel);
+  const float fitted =
+      (block.sum + (kLargeLevel - 1) * large.sum) / static_cast<float>(length + (kSquare - 1) * large.count);
+  const float scale = std::max(fitted, block.most / (4 * kLargeLevel));
+  const float rounded = dense::float_from_bf16(dense::bf16_from_float(std::min(scale, kMost)));
+  return rounded < std::numeric_limits<float>::min() ? 0 : rounded;
+}
+
+GRADWIRE_HOST_DEVICE inline void store_scale(Code code, float scale, std::byte* to) noexcept {
+  if (scale_bytes(code) == 4) return store(scale, to);
+  store(dense::bf16_from_float(scale), to);
+}
+
+GRADWIRE_HOST_DEVICE inline float load_scale(Code code, const std::byte* from) noexcept {
+  return scale_bytes(code) == 4 ? load<float>(from) : dense::float_from_bf16(load<std::uint16_t>(from));
 }
 
 /// 1 / scale, or 0.
@@ -128,6 +190,10 @@ GRADWIRE_HOST_DEVICE inline float float_from_float8(const Float8& format, std::u
 
 /// The code of a scaled element, in the lowest code_bits(code) bits.
 GRADWIRE_HOST_DEVICE inline std::uint8_t code_of(Code code, float scaled) noexcept {
+  if (code == Code::kNf2) {
+    const std::uint32_t sign = std::bit_cast<std::uint32_t>(scaled) >> 31;
+    return static_cast<std::uint8_t>(sign << 1 | (magnitude(scaled) >= kBetweenLevels ? 1u : 0u));
+  }
   if (!is_integer(code)) return float8_from_float(float8_of(code), scaled);
   const std::uint32_t rounded =
       std::bit_cast<std::uint32_t>(scaled + kRounder) - std::bit_cast<std::uint32_t>(kRounder);
@@ -136,6 +202,10 @@ GRADWIRE_HOST_DEVICE inline std::uint8_t code_of(Code code, float scaled) noexce
 
 /// What a code stands for before it is scaled.
 GRADWIRE_HOST_DEVICE inline float value_of(Code code, std::uint8_t bits) noexcept {
+  if (code == Code::kNf2) {
+    const float level = (bits & 1u) != 0 ? kLargeLevel : 1.0f;
+    return (bits & 2u) != 0 ? -level : level;
+  }
   if (!is_integer(code)) return float_from_float8(float8_of(code), bits);
   if (code == Code::kInt4) return static_cast<float>(static_cast<int>(bits ^ 8u) - 8);
   return static_cast<float>(static_cast<std::int8_t>(bits));
@@ -151,50 +221,71 @@ GRADWIRE_HOST_DEVICE inline std::uint8_t dithered_code_of(Code code, float scale
   return static_cast<std::uint8_t>(code == Code::kInt4 ? bits & 15 : bits);
 }
 
-/// Puts the code of element i of a block into its place; the lower half of a byte comes before the upper one.
+/// Puts the code of element i of a block into its place, after those before it: the lowest bits of a byte
+/// come first.
 inline void put_code(Code code, std::uint8_t bits, std::size_t i, std::byte* codes) noexcept {
-  if (code_bits(code) == 8) {
-    codes[i] = std::byte{bits};
-  } else if (i % 2 == 0) {
-    codes[i / 2] = std::byte{bits};
-  } else {
-    codes[i / 2] |= std::byte(bits << 4);
-  }
+  const std::size_t bit = i * code_bits(code);
+  std::byte& byte = codes[bit / 8];
+  byte = (bit % 8 == 0 ? std::byte{0} : byte) | std::byte(bits << bit % 8);
 }
 
 inline std::uint8_t get_code(Code code, std::size_t i, const std::byte* codes) noexcept {
-  if (code_bits(code) == 8) return std::to_integer<std::uint8_t>(codes[i]);
-  return std::to_integer<std::uint8_t>(codes[i / 2] >> (i % 2 * 4) & std::byte{15});
+  const std::size_t bit = i * code_bits(code);
+  return static_cast<std::uint8_t>(std::to_integer<unsigned>(codes[bit / 8]) >> bit % 8 &
+                                   ((1u << code_bits(code)) - 1));
+}
+
+/// What an element of x = kept + grad sends, before it is rounded.
+GRADWIRE_HOST_DEVICE inline float to_send(Code code, float x, float kept) noexcept {
+  if (!has_zero(code)) return counted(x, kept);
+  return is_finite(x) ? x : 0;
+}
+
+/// The scale of a block of which send_of(i) sends element i.
+template <typename SendOf>
+float scale_of_block(Code code, std::size_t length, const SendOf& send_of) noexcept {
+  BlockSum block;
+  std::array<float, kSumLanes> lanes{};
+  for (std::size_t i = 0; i < length; ++i) {
+    block.most = std::max(block.most, magnitude(send_of(i)));
+    lanes[i % kSumLanes] += magnitude(send_of(i));
+  }
+  if (!scales_by_sums(code)) return scale_of(code, block.most);
+  block.sum = fold(lanes);
+  LargeSum large;
+  lanes = {};
+  for (std::size_t i = 0; i < length; ++i) {
+    const bool is_large = magnitude(send_of(i)) > limit_of(block, length);
+    lanes[i % kSumLanes] += is_large ? magnitude(send_of(i)) : 0.0f;
+    large.count += is_large ? 1 : 0;
+  }
+  large.sum = fold(lanes);
+  return scale_of(block, large, length);
 }
 
 /// Encodes one block of x = residual + grad (x = grad when residual is null) and keeps x - sent. An x that is
-/// not finite sends 0 and leaves the residual as it was. With a dither, codes are integers and element 0 is
-/// its element `first`. Returns true when such an x was found.
+/// not finite sends 0 and leaves the residual as it was; where there is no 0, its gradient counts as 0. With
+/// a dither, codes are integers and element 0 is its element `first`. Returns true when such an x was found.
 inline bool encode_block_scalar(Code code, const float* grad, float* residual, std::size_t length,
                                 std::byte* scale_out, std::byte* codes, const Dither* dither,
                                 std::size_t first) noexcept {
   const auto x_of = [&](std::size_t i) { return residual == nullptr ? grad[i] : residual[i] + grad[i]; };
-  float most = 0;
+  const auto send_of = [&](std::size_t i) {
+    return to_send(code, x_of(i), residual == nullptr ? 0 : residual[i]);
+  };
+  const float scale = scale_of_block(code, length, send_of);
+  const float inverse = inverse_of(scale);
+  store_scale(code, scale, scale_out);
   bool nonfinite = false;
   for (std::size_t i = 0; i < length; ++i) {
-    const float x = x_of(i);
-    if (is_finite(x)) {
-      most = std::max(most, magnitude(x));
-    } else {
-      nonfinite = true;
-    }
-  }
-  const float scale = scale_of(code, most);
-  const float inverse = inverse_of(scale);
-  store(scale, scale_out);
-  for (std::size_t i = 0; i < length; ++i) {
-    const float x = x_of(i);
-    const bool finite = is_finite(x);
-    std::uint8_t bits = 0;
-    if (finite && dither == nullptr) bits = code_of(code, x * inverse);
-    if (finite && dither != nullptr) bits = dithered_code_of(code, x * inverse, dither->uniform(first + i));
+    const float x = send_of(i);
+    const std::uint8_t bits = dither == nullptr
+                                  ? code_of(code, x * inverse)
+                                  : dithered_code_of(code, x * inverse, dither->uniform(first + i));
     put_code(code, bits, i, codes);
-    if (residual != nullptr && finite) residual[i] = x - value_of(code, bits) * scale;
+    const bool is_good = is_finite(x_of(i));
+    nonfinite |= !is_good;
+    if (residual != nullptr && (is_good || !has_zero(code))) residual[i] = x - value_of(code, bits) * scale;
   }
   return nonfinite;
 }
@@ -205,7 +296,7 @@ inline bool encode_scalar(Code code, std::size_t block, const float* grad, float
                           std::size_t elements, std::byte* scales, std::byte* codes,
                           const Dither* dither = nullptr, std::size_t first = 0) noexcept {
   bool nonfinite = false;
-  for (std::size_t i = 0; i < elements; i += block, scales += sizeof(float)) {
+  for (std::size_t i = 0; i < elements; i += block, scales += scale_bytes(code)) {
     nonfinite |= encode_block_scalar(code, grad + i, residual == nullptr ? nullptr : residual + i,
                                      std::min(block, elements - i), scales, codes + code_bytes(code, i),
                                      dither, first + i);
@@ -217,7 +308,7 @@ inline bool encode_scalar(Code code, std::size_t block, const float* grad, float
 inline void decode_scalar(Code code, std::size_t block, const std::byte* scales, const std::byte* codes,
                           std::size_t elements, bool add, float* out) noexcept {
   for (std::size_t i = 0; i < elements; ++i) {
-    const auto scale = load<float>(scales + i / block * sizeof(float));
+    const float scale = load_scale(code, scales + i / block * scale_bytes(code));
     const float value = value_of(code, get_code(code, i, codes)) * scale;
     out[i] = add ? out[i] + value : value;
   }

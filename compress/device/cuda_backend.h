@@ -32,6 +32,12 @@ __device__ void add_other(Part& part, unsigned bits) {
   part.add(other);
 }
 
+/// As add_up(), over the threads of half a warp, which all get the sum.
+template <typename Part>
+__device__ void add_up_group(Part& part) {
+  for (unsigned half = kGroupItems / 2; half > 0; half /= 2) add_other(part, half);
+}
+
 /// As FoldGroup, half a warp a group.
 template <typename Work>
 __global__ void __launch_bounds__(kFoldThreads) fold_groups(std::size_t groups, const Work work) {
@@ -41,8 +47,15 @@ __global__ void __launch_bounds__(kFoldThreads) fold_groups(std::size_t groups, 
   typename Work::Held held;
   typename Work::Part part{};
   if (group < groups) part = work.begin(group, item, held);
-  for (unsigned half = kGroupItems / 2; half > 0; half /= 2) add_other(part, half);
-  if (group < groups) work.end(group, item, held, part);
+  add_up_group(part);
+  if constexpr (FoldsTwice<Work>) {
+    typename Work::Refined refined{};
+    if (group < groups) refined = work.refine(group, item, held, part);
+    add_up_group(refined);
+    if (group < groups) work.end(group, item, held, refined);
+  } else {
+    if (group < groups) work.end(group, item, held, part);
+  }
 }
 
 class CudaBackend {

@@ -64,7 +64,7 @@ struct CountedFour {
       if (j >= input.count) continue;
       const float sum = residual.add(input.kept.x[j], input.values.x[j]);
       nonfinite |= !is_finite(sum);
-      x.x[j] = one_bit::counted(sum, input.kept.x[j]);
+      x.x[j] = counted(sum, input.kept.x[j]);
     }
   }
   GRADWIRE_HOST_DEVICE bool any() const { return x.x[0] != 0 || x.x[1] != 0 || x.x[2] != 0 || x.x[3] != 0; }

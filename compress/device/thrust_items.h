@@ -28,10 +28,24 @@ void for_each_item(const Policy& policy, std::size_t items, const Work& work) {
 /// Items of a group: half a warp.
 inline constexpr std::size_t kGroupItems = 16;
 
+/// Adds up the parts of a group's items: those of items i and i + 8, then i + 4, i + 2, i + 1.
+template <typename Part>
+GRADWIRE_HOST_DEVICE void add_up(Part (&parts)[kGroupItems]) {
+  for (std::size_t half = kGroupItems / 2; half > 0; half /= 2) {
+    for (std::size_t item = 0; item < half; ++item) parts[item].add(parts[item + half]);
+  }
+}
+
+/// Whether a group of items adds up twice.
+template <typename Work>
+concept FoldsTwice = requires {
+  typename Work::Refined;
+};
+
 /// What fold() does for one group where one thread runs it. begin(group, item, held) returns an item's
-/// Work::Part, of 4-byte fields, and may leave in held what it needs later. Part::add() adds another's to it:
-/// those of items i and i + 8 are added, then i + 4, i + 2, i + 1. Then end(group, item, held, sum) gets what
-/// is left.
+/// Work::Part, of 4-byte fields, and may leave in held what it needs later. Parts are added up by
+/// Part::add(). Then end(group, item, held, sum) gets what is left. If there is a Work::Refined,
+/// refine(group, item, held, sum) comes between them: it returns one of those, and end() gets their sum.
 template <typename Work>
 struct FoldGroup {
   Work work;
@@ -40,10 +54,16 @@ struct FoldGroup {
     typename Work::Held held[kGroupItems];
     typename Work::Part parts[kGroupItems];
     for (std::size_t item = 0; item < kGroupItems; ++item) parts[item] = work.begin(group, item, held[item]);
-    for (std::size_t half = kGroupItems / 2; half > 0; half /= 2) {
-      for (std::size_t item = 0; item < half; ++item) parts[item].add(parts[item + half]);
+    add_up(parts);
+    if constexpr (FoldsTwice<Work>) {
+      typename Work::Refined refined[kGroupItems];
+      for (std::size_t item = 0; item < kGroupItems; ++item)
+        refined[item] = work.refine(group, item, held[item], parts[0]);
+      add_up(refined);
+      for (std::size_t item = 0; item < kGroupItems; ++item) work.end(group, item, held[item], refined[0]);
+    } else {
+      for (std::size_t item = 0; item < kGroupItems; ++item) work.end(group, item, held[item], parts[0]);
     }
-    for (std::size_t item = 0; item < kGroupItems; ++item) work.end(group, item, held[item], parts[0]);
   }
 };
 

@@ -14,6 +14,7 @@
 #include "compress/device/thrust_items.h"
 #include "compress/payload/float_bits.h"
 #include "compress/payload/host_device.h"
+#include "compress/payload/lane_sums.h"
 #include "compress/two_bit/two_bit_auto_layout.h"
 #include "compress/two_bit/two_bit_scalar.h"
 #include "compress/two_bit/unit_sums.h"
@@ -81,27 +82,27 @@ struct SumsPart {
     return (four.x[0] + four.x[2]) + (four.x[1] + four.x[3]);
   }
 };
-static_assert(kGroupItems * kItemElements == two_bit::kSumLanes);
+static_assert(kGroupItems * kItemElements == kSumLanes);
 static_assert(kGroupItems * kItemElements == two_bit::kUnitBlocks);
 
 /// Rows of lanes that an item reads ahead of what it does with them.
 inline constexpr std::size_t kRowsAhead = 4;
-static_assert(two_bit::kBlockElements % (kRowsAhead * two_bit::kSumLanes) == 0);
+static_assert(two_bit::kBlockElements % (kRowsAhead * kSumLanes) == 0);
 
 /// Calls take(first, input) for each four elements of an item of a block, in order.
 template <typename Source, typename Take>
 GRADWIRE_HOST_DEVICE void for_each_row(const Source& source, const Residual& residual, std::size_t elements,
                                        std::size_t block, std::size_t item, const Take& take) {
   const std::size_t begin = block * two_bit::kBlockElements + item * kItemElements;
-  for (std::size_t row = 0; row < two_bit::kBlockElements; row += kRowsAhead * two_bit::kSumLanes) {
+  for (std::size_t row = 0; row < two_bit::kBlockElements; row += kRowsAhead * kSumLanes) {
     ItemInput inputs[kRowsAhead];
     GRADWIRE_UNROLL
     for (std::size_t ahead = 0; ahead < kRowsAhead; ++ahead) {
-      inputs[ahead] = read_item(source, residual, begin + row + ahead * two_bit::kSumLanes, elements);
+      inputs[ahead] = read_item(source, residual, begin + row + ahead * kSumLanes, elements);
     }
     GRADWIRE_UNROLL
     for (std::size_t ahead = 0; ahead < kRowsAhead; ++ahead) {
-      take(begin + row + ahead * two_bit::kSumLanes, inputs[ahead]);
+      take(begin + row + ahead * kSumLanes, inputs[ahead]);
     }
   }
 }

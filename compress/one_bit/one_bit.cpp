@@ -71,7 +71,7 @@ void OneBitMean::decode_run(Payload payload, const Run& run, bool add, float* ou
 }
 
 std::string OneBitMean::fault(Payload payload, std::size_t elements) const {
-  return wrong_scale(payload.data(), unit_count(elements), "unit");
+  return wrong_scale(payload.first(unit_count(elements) * sizeof(float)), unit_count(elements), "unit");
 }
 
 std::span<const ParameterInfo> one_bit_parameters() noexcept { return kParameters; }

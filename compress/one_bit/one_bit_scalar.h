@@ -71,13 +71,6 @@ GRADWIRE_HOST_DEVICE constexpr std::uint32_t bit_in_word(std::size_t i) {
   return 1u << (i / 8 * 8 + bit_shift(i));
 }
 
-/// What is encoded of kept + grad: where that is not finite, the gradient counts as 0; so does a residual
-/// that is not.
-GRADWIRE_HOST_DEVICE inline float counted(float x, float kept) noexcept {
-  if (is_finite(x)) return x;
-  return is_finite(kept) ? kept : 0;
-}
-
 /// The least float for which x > bound holds.
 inline float above(float bound) noexcept {
   return std::nextafter(bound, std::numeric_limits<float>::infinity());

@@ -21,4 +21,11 @@ GRADWIRE_HOST_DEVICE inline float magnitude(float x) noexcept {
   return std::bit_cast<float>(std::bit_cast<std::uint32_t>(x) & ~kSignBit);
 }
 
+/// What a code without a zero sends of x = kept + grad: where that is not finite, the gradient counts as 0;
+/// so does a residual that is not.
+GRADWIRE_HOST_DEVICE inline float counted(float x, float kept) noexcept {
+  if (is_finite(x)) return x;
+  return is_finite(kept) ? kept : 0;
+}
+
 }  // namespace gradwire::compress

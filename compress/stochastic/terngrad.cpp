@@ -72,7 +72,7 @@ void TernGrad::decode_run(Payload payload, const Run& run, bool add, float* out)
 }
 
 std::string TernGrad::fault(Payload payload, std::size_t elements) const {
-  return wrong_scale(payload.data(), unit_count(elements), "unit");
+  return wrong_scale(payload.first(unit_count(elements) * sizeof(float)), unit_count(elements), "unit");
 }
 
 std::span<const ParameterInfo> terngrad_parameters() noexcept { return kTernGradParameters; }

@@ -13,6 +13,7 @@
 #include "hwy/foreach_target.h"  // IWYU pragma: keep
 #include "hwy/highway.h"
 // For each target, so behind foreach_target.h.
+#include "compress/payload/lane_sums_inl.h"
 #include "compress/two_bit/two_bit_codes_inl.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -59,17 +60,6 @@ HWY_INLINE bool AnyReaches(std::uint32_t bits, const FloatVector (&x)[kStep / kL
   return !hn::AllTrue(di, hn::Lt(largest, hn::Set(di, static_cast<std::int32_t>(bits))));
 }
 
-/// As fold(), of lanes in registers. Clobbers them.
-template <std::size_t kVectors>
-HWY_INLINE float FoldVectors(FloatVector (&vectors)[kVectors]) {
-  for (std::size_t half = kVectors / 2; half > 0; half /= 2) {
-    for (std::size_t v = 0; v < half; ++v) vectors[v] = hn::Add(vectors[v], vectors[v + half]);
-  }
-  std::array<float, kLanes> left;
-  hn::StoreU(vectors[0], Floats(), left.data());
-  return fold(left);
-}
-
 /// BlockLanes in registers.
 struct LaneSums {
   static constexpr std::size_t kVectors = kSumLanes / kLanes;
@@ -97,8 +87,8 @@ struct LaneSums {
   }
   /// Appends the block, as UnitSums::append() does. Clobbers the lanes.
   HWY_INLINE void AppendTo(UnitSums* sums, std::uint32_t selected_count) {
-    const float block_all = FoldVectors(all);
-    sums->append(block_all, FoldVectors(selected), selected_count);
+    const float block_all = compress::HWY_NAMESPACE::FoldVectors(Floats(), all);
+    sums->append(block_all, compress::HWY_NAMESPACE::FoldVectors(Floats(), selected), selected_count);
   }
 };
 

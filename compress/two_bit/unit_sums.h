@@ -1,9 +1,8 @@
 // Sums of |x| over one codec unit in one written order, which CPUs and devices follow alike.
 //
-// A unit is cut into blocks of 1024 elements. In a block, element i goes to lane i % 64, in order of i, in
-// float32 without FMA. Lanes i and i + 32 are added, then i + 16, ..., i + 1; then a unit's 64 blocks in the
-// same way. So a block is 16 additions deep, 64 lanes are as wide as the widest vectors, and blocks do not
-// wait for each other. Absent elements and blocks count as 0.
+// A unit is cut into blocks of 1024 elements. A block is added up as payload/lane_sums.h says, and a unit's 64
+// blocks are folded like lanes. So a block is 16 additions deep, and blocks do not wait for each other. Absent
+// elements and blocks count as 0.
 //
 // Threading: all functions are pure.
 #pragma once
@@ -15,21 +14,12 @@
 
 #include "compress/codec.h"
 #include "compress/payload/host_device.h"
+#include "compress/payload/lane_sums.h"
 
 namespace gradwire::compress::two_bit {
 
-inline constexpr std::size_t kSumLanes = 64;
 inline constexpr std::size_t kBlockElements = 1024;
 inline constexpr std::size_t kUnitBlocks = kUnitElements / kBlockElements;
-
-/// Adds the upper half of the values to the lower one until one is left.
-template <std::size_t kValues>
-GRADWIRE_HOST_DEVICE float fold(std::array<float, kValues> values) noexcept {
-  for (std::size_t half = kValues / 2; half > 0; half /= 2) {
-    for (std::size_t i = 0; i < half; ++i) values[i] += values[i + half];
-  }
-  return values[0];
-}
 
 /// A unit's sum as payloads have it: infinity is the largest float.
 GRADWIRE_HOST_DEVICE inline float saturated(float sum) noexcept {

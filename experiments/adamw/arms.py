@@ -4,11 +4,13 @@ from __future__ import annotations
 
 BASE = "none"
 # With several seeds: what the answer rests on.
-_PAIRED = ("none", "2bit", "2bit;whiten=rows+columns", "int4")
-_SEEDS = 3
+_PAIRED = ("none", "bf16", "int4", "nf2", "2bit;whiten=rows+columns", "2bit")
+TASKS = ("char_lm_micro", "vit", "char_lm_tiny", "char_lm_small")
+_SEEDS = 5
 # With one seed: what every codec does.
 _CODECS = (
-    *("bf16", "fp16", "int8", "fp8", "2bit:reply=2bit", "2bit:reply=2bit;whiten=rows+columns"),
+    *("fp16", "int8", "fp8", "nf2:block=64", "nf2:block=256", "nf2:reply=fp32"),
+    *("2bit:reply=2bit", "2bit:reply=2bit;whiten=rows+columns"),
     *("1bit", "topk", "topk:ratio=0.1", "powersgd:rank=4"),
 )
 # With one seed: where the damage comes from, and what repairs it.
@@ -18,7 +20,7 @@ _ABLATIONS = (
     *("2bit;whiten=elements", "int4;whiten=rows+columns", "int4;turns=2"),
     *("levels:count=4", "levels:count=8", "levels:count=4,rotate=1"),
     *("levels:count=4;warm_up=40", "levels:count=4;warm_up=40;first=int4"),
-    "levels:count=4;whiten=rows+columns",
+    *("levels:count=4;whiten=rows+columns", "nf2;whiten=rows+columns", "nf2;warm_up=40;first=int4"),
 )
 
 
@@ -26,10 +28,9 @@ def planned(seeds: int | None = None) -> list[tuple[str, str, int]]:
     """Returns task, arm and seed of every run of the page, seed 0 of everything before seed 1 of anything.
 
     Args:
-        seeds: of the paired arms. Default: 3.
+        seeds: of the paired arms. Default: 5.
     """
     runs = [("char_lm_micro", arm, 0) for arm in (*_PAIRED, *_CODECS, *_ABLATIONS)]
-    runs += [(task, arm, 0) for task in ("vit", "char_lm_tiny") for arm in _PAIRED]
-    for seed in range(1, _SEEDS if seeds is None else seeds):
-        runs += [(task, arm, seed) for task in ("char_lm_micro", "vit") for arm in _PAIRED]
-    return runs
+    for seed in range(_SEEDS if seeds is None else seeds):
+        runs += [(task, arm, seed) for task in TASKS for arm in _PAIRED]
+    return list(dict.fromkeys(runs))

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from arms import BASE
+from arms import BASE, TASKS
 from gradwire.report.paired_statistics import paired_difference
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
@@ -68,8 +68,8 @@ def fill(rows: Sequence[Row], file: Path = README) -> None:
 
     Raises: ValueError: the file lacks a mark.
     """
-    sections = {name: table(rows, name) for name in ("char_lm_micro", "vit", "char_lm_tiny")}
-    shown = ("none", "int4", "2bit", "2bit;warm_up=40;first=int4", "2bit;whiten=rows+columns")
+    sections = {name: table(rows, name) for name in TASKS}
+    shown = ("none", "int4", "nf2", "2bit", "2bit;warm_up=40;first=int4", "2bit;whiten=rows+columns")
     sections["curves"] = curves(rows, "char_lm_micro", shown)
     for name, text in sections.items():
         readme.fill(name, text, file)

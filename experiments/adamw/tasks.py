@@ -138,6 +138,7 @@ def _micro() -> nn.Module:
 _MAKERS: dict[str, Callable[[], Task]] = {
     "char_lm_micro": lambda: _characters(_micro, 1e-2),
     "char_lm_tiny": lambda: _characters(networks.tiny, 3e-3),
+    "char_lm_small": lambda: _characters(networks.small, 2e-3),
     "vit": _pictures,
 }
 NAMES = tuple(_MAKERS)

@@ -55,6 +55,7 @@ inline std::map<std::string, std::vector<float>> results_of(
                                                         {"2bit:threshold=auto", "fp32"},
                                                         {"int8", "int8"},
                                                         {"int4:block=32", "fp32"},
+                                                        {"nf2", "nf2"},
                                                         {"fp8", "fp8"},
                                                         {"1bit", "1bit"},
                                                         {"1bit:threshold=0.25", "exact"},

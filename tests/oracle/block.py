@@ -1,7 +1,8 @@
 """Codes with a scale per block in NumPy, written from the papers and not from the C++ code.
 
 Source: QSGD (Alistarh et al. 2017, section 4) for the buckets, CGX (Markov et al. 2022, section 4) for their use
-without chance; Micikevicius et al. 2022, table 1, for fp8. Ours: what a scale may be at most and at least.
+without chance; Micikevicius et al. 2022, table 1, for fp8; NormalFloat in 2 bits (Dettmers et al. 2023, QLoRA, in the
+form of Li et al. 2023, LoftQ) for nf2's levels. Ours: what a scale may be at most and at least, and nf2's scale.
 """
 
 from __future__ import annotations
@@ -48,6 +49,68 @@ def scale_of(most: np.float32, largest: float) -> np.float32:
     if scale < np.finfo(np.float32).tiny:
         return np.float32(0)
     return min(scale, np.float32(float.fromhex("0x1.fffffcp127")) / np.float32(largest))
+
+
+def bfloat16(value: np.float32) -> np.float32:
+    """The nearest bfloat16, ties to even."""
+    bits = int(np.float32(value).view(np.uint32))
+    return np.uint32((bits + 0x7FFF + (bits >> 16 & 1)) >> 16 << 16).view(np.float32)
+
+
+def sum_in_lanes(values: Floats) -> np.float32:
+    """A float32 sum: element i goes to lane i % 64 in order, then halves of the lanes are added."""
+    lanes = np.zeros(64, np.float32)
+    with np.errstate(over="ignore"):
+        for row in np.pad(values, (0, -values.size % 64)).reshape(-1, 64):
+            lanes = lanes + row
+        while lanes.size > 1:
+            lanes = lanes[: lanes.size // 2] + lanes[lanes.size // 2 :]
+    return lanes[0]
+
+
+def nf2_scale(part: Floats) -> np.float32:
+    """The scale of least squares if elements above 1.5 times the mean |x| become 4, as a bfloat16.
+
+    At least a 16th of the largest |x|; 0 where it is subnormal.
+    """
+    size, of = np.abs(part), np.float32
+    with np.errstate(over="ignore"):
+        total = sum_in_lanes(size)
+        large = np.where(size > of(1.5) * (total / of(part.size)), size, of(0))
+        fitted = (total + of(3) * sum_in_lanes(large)) / of(part.size + 15 * np.count_nonzero(large))
+    most = of(float.fromhex("0x1.fep125"))  # 4 times this is finite
+    scale = bfloat16(min(max(fitted, size.max() / of(16)), most))
+    return scale if scale >= np.finfo(np.float32).tiny else of(0)
+
+
+def encode_nf2(grad: Floats, residual: Floats, block: int) -> bytes:
+    """Encodes residual + grad; residual in place. What is not finite counts as 0."""
+    with np.errstate(invalid="ignore", over="ignore"):
+        x = (residual + grad).astype(np.float32)
+    x = np.where(np.isfinite(x), x, np.where(np.isfinite(residual), residual, np.float32(0)))
+    scales = np.array([nf2_scale(x[b : b + block]) for b in range(0, x.size, block)], np.float32)
+    of_each = np.repeat(scales, block)[: x.size]
+    inverse = np.divide(np.float32(1), of_each, out=np.zeros_like(of_each), where=of_each > 0)
+    scaled = x * inverse
+    codes = (np.signbit(scaled).astype(np.uint8) << 1) | (np.abs(scaled) >= 2.5)
+    residual[:] = x - nf2_values(codes) * of_each
+    four = np.pad(codes, (0, -codes.size % 4)).reshape(-1, 4)
+    packed = (four << np.uint8([0, 2, 4, 6])).sum(1).astype(np.uint8)
+    return (scales.view(np.uint32) >> 16).astype("<u2").tobytes() + packed.tobytes()
+
+
+def nf2_values(codes: np.ndarray) -> Floats:
+    """What codes of 2 bits stand for before they are scaled."""
+    return np.float32([1, 4, -1, -4])[codes]
+
+
+def decode_nf2(payload: bytes, n: int, block: int) -> Floats:
+    """What a payload of n elements stands for."""
+    blocks = -(-n // block)
+    scales = (np.frombuffer(payload, "<u2", blocks).astype(np.uint32) << 16).view(np.float32)
+    packed = np.frombuffer(payload, np.uint8, offset=2 * blocks)
+    codes = (packed[:, None] >> np.uint8([0, 2, 4, 6]) & 3).reshape(-1)[:n]
+    return nf2_values(codes) * np.repeat(scales, block)[:n]
 
 
 def quantise(x: Floats, block: int, name: str) -> tuple[np.ndarray, Floats]:

@@ -42,6 +42,25 @@ def test_codec_equals_oracle(name: str, size: int, n: int) -> None:
 
 
 @pytest.mark.parametrize("n", SIZES)
+@pytest.mark.parametrize("size", [128, 32, 64, 4096])
+def test_nf2_equals_oracle(size: int, n: int) -> None:
+    compress = pytest.importorskip("gradwire.compress")
+    codec = compress.make("nf2", block=size)
+    residual, expected_residual = np.zeros(n, np.float32), np.zeros(n, np.float32)
+    payloads = []
+    for seed in range(6):
+        expected = block.encode_nf2(gradient(n, seed), expected_residual, size)
+        payloads.append(codec.encode(gradient(n, seed), residual=residual))
+        assert bytes(payloads[-1]) == expected
+        np.testing.assert_array_equal(residual, expected_residual)
+    total = np.zeros(n, np.float32)
+    with np.errstate(over="ignore"):
+        for payload in payloads:
+            total = total + block.decode_nf2(bytes(payload), n, size)
+    np.testing.assert_array_equal(codec.decode_sum(payloads, n), total)
+
+
+@pytest.mark.parametrize("n", SIZES)
 @pytest.mark.parametrize(("bits", "bucket"), [(4, 512), (8, 64)])
 def test_qsgd_equals_oracle(bits: int, bucket: int, n: int) -> None:
     compress = pytest.importorskip("gradwire.compress")

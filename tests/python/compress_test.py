@@ -211,6 +211,7 @@ def test_list_names_every_codec() -> None:
         "2bit",
         "int8",
         "int4",
+        "nf2",
         "fp8",
         "1bit",
         "topk",

@@ -6,7 +6,9 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdint>
 #include <limits>
+#include <span>
 #include <string>
 #include <tuple>
 #include <vector>
@@ -17,6 +19,7 @@
 namespace gradwire::compress {
 namespace {
 
+using testing::ElementsAre;
 using testing::HasSubstr;
 using testing::ThrowsMessage;
 
@@ -28,7 +31,7 @@ struct Format {
 
 constexpr Format kFormats[] = {
     {"int8", 256, 127}, {"int8:block=32", 32, 127}, {"int4", 128, 7}, {"int4:block=4096", 4096, 7}};
-constexpr const char* kSpecs[] = {"int8", "int4", "fp8", "fp8:format=e5m2"};
+constexpr const char* kSpecs[] = {"int8", "int4", "nf2", "fp8", "fp8:format=e5m2"};
 
 TEST(BlockCodec, AnElementIsOffByHalfAStepAtMost) {
   for (const Format& format : kFormats) {
@@ -66,6 +69,57 @@ TEST(BlockCodec, AnEightBitFloatIsOffByHalfItsLastBitAtMost) {
       }
     }
   }
+}
+
+/// What one round of a codec without a residual delivers.
+std::vector<float> delivered(const Codec& codec, std::span<const float> grad) {
+  std::vector<float> out(grad.size());
+  codec.decode(encoded(codec, grad, {}, {}), out);
+  return out;
+}
+
+TEST(Nf2, LevelsAreOneAndFourTimesTheScaleThatFits) {
+  const auto codec = make(parse_spec("nf2"));
+  EXPECT_THAT(delivered(*codec, std::vector<float>{8, -3, 2, -1, 2}), ElementsAre(8, -2, 2, -2, 2));
+  EXPECT_THAT(delivered(*codec, std::vector<float>{3, -3, -3, 3}), ElementsAre(3, -3, -3, 3));
+  EXPECT_THAT(delivered(*codec, std::vector<float>{0, 0, 0}), ElementsAre(0, 0, 0));
+}
+
+TEST(Nf2, AGaussianIsOffByLittleMoreThanTheBestFourLevelsAre) {
+  const auto codec = make(parse_spec("nf2"));
+  const auto grad = gaussian(100'000, 1);
+  const auto out = delivered(*codec, grad);
+  double error = 0, power = 0;
+  for (std::size_t i = 0; i < grad.size(); ++i) {
+    error += (out[i] - grad[i]) * (out[i] - grad[i]);
+    power += grad[i] * grad[i];
+  }
+  EXPECT_LT(error / power, 0.13) << "Max 1960, table I: 0.1175";
+}
+
+TEST(Nf2, AQuarterOfOneLargeElementLeavesInARound) {
+  const auto codec = make(parse_spec("nf2"));
+  std::vector<float> grad(128);
+  grad[7] = 16;
+  std::vector<float> residual(128);
+  for (const float left : {12.0f, 9.0f}) {
+    encoded(*codec, grad, residual, {});
+    grad[7] = 0;
+    EXPECT_LE(residual[7], left);
+  }
+}
+
+TEST(Nf2, AGradientThatIsNotFiniteCountsAsZero) {
+  const auto codec = make(parse_spec("nf2"));
+  std::vector<float> grad{std::numeric_limits<float>::infinity(), 4, -4, std::nanf("")};
+  std::vector<float> residual{2, 0, 0, 0};
+  std::vector<float> same{2, 4, -4, 0};
+  std::vector<float> kept(4);
+  bool nonfinite = false;
+  const auto payload = encoded(*codec, grad, residual, {}, &nonfinite);
+  EXPECT_TRUE(nonfinite);
+  EXPECT_EQ(payload, encoded(*codec, same, kept, {}));
+  EXPECT_EQ(residual, kept);
 }
 
 TEST(BlockCodec, ABlockHasItsOwnScale) {
@@ -112,6 +166,16 @@ TEST(BlockCodec, AScaleThatNoEncoderWritesIsNamed) {
                 ThrowsMessage<DecodeError>(HasSubstr("int8: payload 1 of 2: the scale of block 2 is")));
     EXPECT_THROW(codec->validate(bad, 100), DecodeError);
     EXPECT_THROW(codec->decode_reply(bad, 2, ReplyKind::kSame, out, {}), DecodeError);
+  }
+}
+
+TEST(Nf2, AScaleThatNoEncoderWritesIsNamed) {
+  const auto codec = make(parse_spec("nf2:block=32"));
+  auto bad = encoded(*codec, gaussian(100, 1), {}, {});
+  for (const std::uint16_t scale : {0xbf80, 0x8000, 0x7f80, 0x7fc0}) {  // -1, -0, infinity, NaN
+    store(scale, bad.data() + 4);
+    EXPECT_THAT([&] { codec->validate(bad, 100); },
+                ThrowsMessage<DecodeError>(HasSubstr("the scale of block 2 is")));
   }
 }
 

@@ -24,7 +24,7 @@ std::unique_ptr<DeviceCodec> make_thrust_twin(const CodecSpec& spec) {
       {"none", make_dense_twin<Backend>}, {"fp16", make_dense_twin<Backend>},
       {"bf16", make_dense_twin<Backend>}, {"2bit", make_two_bit_twin<Backend>},
       {"int8", make_block_twin<Backend>}, {"int4", make_block_twin<Backend>},
-      {"fp8", make_block_twin<Backend>},  {"1bit", make_one_bit_twin<Backend>},
+      {"nf2", make_block_twin<Backend>}, {"fp8", make_block_twin<Backend>},  {"1bit", make_one_bit_twin<Backend>},
       {"topk", make_top_k_twin<Backend>},
   };
   for (const auto& [twin, make_twin] : kTwins) {
