@@ -5,13 +5,9 @@
 #include <vector>
 
 #include "compress/block/fp8.h"
-#include "compress/block/int4.h"
-#include "compress/block/int8.h"
-#include "compress/block/nf2.h"
+#include "compress/block/int8_int4_nf2.h"
 #include "compress/block/qsgd.h"
-#include "compress/dense/bf16.h"
-#include "compress/dense/fp16.h"
-#include "compress/dense/none.h"
+#include "compress/dense/none_fp16_bf16.h"
 #include "compress/one_bit/one_bit.h"
 #include "compress/payload/parameters.h"
 #include "compress/sparse/random_k.h"
@@ -26,9 +22,9 @@ namespace {
 
 const CodecEntry kCodecs[] = {
     {"none", WireId::kNone, "float32 as it is", none_parameters(), make_none, none_from_wire},
-    {"fp16", WireId::kFp16, "half precision, 2x smaller, error feedback", fp16_parameters(), make_fp16,
+    {"fp16", WireId::kFp16, "half precision, 2x smaller, error feedback", half_parameters(), make_fp16,
      fp16_from_wire},
-    {"bf16", WireId::kBf16, "bfloat16, 2x smaller, error feedback", bf16_parameters(), make_bf16,
+    {"bf16", WireId::kBf16, "bfloat16, 2x smaller, error feedback", half_parameters(), make_bf16,
      bf16_from_wire},
     {"2bit", WireId::kTwoBit, "MXNet's 2-bit code, 16x smaller, error feedback, exact integer sums",
      two_bit_parameters(), make_two_bit, two_bit_from_wire},

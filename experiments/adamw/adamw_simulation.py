@@ -26,7 +26,7 @@ from training.order import batches
 
 Floats = NDArray[np.float32]
 Observer = Callable[[int, int, Floats, Floats], None]
-"""Is given a step, a tensor's number, the mean of the workers' gradients, and the mean that came back."""
+"""Is given a step, a tensor's number, the workers' gradients (workers, elements), and the mean that came back."""
 
 WORKERS = 2
 _RISE = 20  # steps
@@ -259,7 +259,7 @@ def train(
         if observe is not None:
             for index in layout.compressed:
                 part = layout.parts[index]
-                observe(step, index, given.mean(0)[part], mean[part])
+                observe(step, index, given[:, part], mean[part])
         adam.step(weights, mean, gradients, recipe.lr * _learning_rate(task, step, steps))
         torch.nn.utils.vector_to_parameters(torch.from_numpy(weights), parameters)
     final, accuracy = task.score(model)

@@ -15,6 +15,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from training import readme
 
 if TYPE_CHECKING:
+    from mean_error import Error
     from run import Row
 
 README = Path(__file__).with_name("README.md")
@@ -73,3 +74,27 @@ def fill(rows: Sequence[Row], file: Path = README) -> None:
     sections["curves"] = curves(rows, "char_lm_micro", shown)
     for name, text in sections.items():
         readme.fill(name, text, file)
+
+
+def errors_table(errors: Sequence[Error]) -> str:
+    """Returns the Markdown table of how far means are off: a line for each codec, a pair of columns for each task."""
+    of_tasks = list(dict.fromkeys(error.task for error in errors))
+    head = ["codec", "bits, both ways"]
+    for task in of_tasks:
+        head += [f"{task}: vNMSE", "of the momentum"]
+    lines = []
+    for codec in dict.fromkeys(error.codec for error in errors):
+        own = {error.task: error for error in errors if error.codec == codec}
+        cells = [f"`{codec}`", f"{next(iter(own.values())).bits:.2f}"]
+        for task in of_tasks:
+            cells += [f"{own[task].vnmse:.3g}", f"{own[task].momentum:.3g}"] if task in own else ["", ""]
+        lines.append(f"| {' | '.join(cells)} |")
+    return f"| {' | '.join(head)} |\n|{'---|' * len(head)}\n" + "\n".join(lines)
+
+
+def fill_errors(errors: Sequence[Error], file: Path = README) -> None:
+    """Replaces the table of mean_error.csv.
+
+    Raises: ValueError: the file lacks its marks.
+    """
+    readme.fill("mean_error", errors_table(errors), file)

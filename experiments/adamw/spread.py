@@ -35,7 +35,8 @@ def main(arguments: list[str] | None = None) -> None:
     task, recipe = tasks.load(given.task), Recipe.parse(given.arm)
     squares: dict[int, tuple[Floats, Floats]] = {}
 
-    def observe(step: int, index: int, exact: Floats, mean: Floats) -> None:
+    def observe(step: int, index: int, rows: Floats, mean: Floats) -> None:
+        exact = rows.mean(0)
         if index not in squares:
             squares[index] = (np.zeros_like(exact), np.zeros_like(exact))
         if step >= min(_FIRST, given.steps // 2):

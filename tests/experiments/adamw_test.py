@@ -18,7 +18,18 @@ from python.experiment_files import imported
 from torch import nn
 
 FOLDER = Path(__file__).resolve().parents[2] / "experiments" / "adamw"
-NAMES = ("quantizers", "averagers", "recipes", "tasks", "adamw_simulation", "arms", "page", "run", "spread")
+NAMES = (
+    "quantizers",
+    "averagers",
+    "recipes",
+    "tasks",
+    "adamw_simulation",
+    "arms",
+    "page",
+    "mean_error",
+    "run",
+    "spread",
+)
 
 
 @pytest.fixture(scope="module")
@@ -220,3 +231,30 @@ def test_spread_prints_a_line_per_tensor(
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in lines] == ["0.weight", "2.weight"]
     assert all("arrived of the small 1.00, of the large 1.00" in line for line in lines)
+
+
+def test_errors_of_means_are_those_of_the_codecs(
+    modules: dict[str, ModuleType],
+    task: Any,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    errors, page = modules["mean_error"], modules["page"]
+    monkeypatch.setattr(modules["tasks"], "load", lambda name: task)
+    none, int8, nf2 = errors.measure("vit", ("none", "int8", "nf2"), steps=12, first=4)
+    assert (none.bits, none.vnmse, none.momentum) == (64, 0, 0)
+    assert 0 < int8.vnmse < 1e-3 < 0.05 < nf2.vnmse < 0.4, (
+        "two roundings; Max 1960 has 0.1175 for one of four levels"
+    )
+    assert int8.momentum < nf2.momentum < nf2.vnmse, "what is left out comes later"
+    copied = tmp_path / "README.md"
+    copied.write_text((FOLDER / "README.md").read_text())
+    monkeypatch.setattr(errors, "RESULTS", tmp_path / "mean_error.csv")
+    monkeypatch.setattr(errors, "CODECS", ("int8", "nf2"))
+    monkeypatch.setattr(errors, "measure", lambda name: [int8, nf2])
+    monkeypatch.setattr(page.fill_errors, "__defaults__", (copied,))
+    errors.main(["--task", "vit"])
+    assert errors.read() == [int8, nf2]
+    assert f"| `nf2` | {nf2.bits:.2f} | {nf2.vnmse:.3g} | {nf2.momentum:.3g} |" in copied.read_text()
+    assert "vit nf2:" in capsys.readouterr().out
