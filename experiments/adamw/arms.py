@@ -4,7 +4,7 @@ from __future__ import annotations
 
 BASE = "none"
 # With several seeds: what the answer rests on.
-_PAIRED = ("none", "bf16", "int4", "nf2", "2bit;whiten=rows+columns", "2bit")
+PAIRED = ("none", "bf16", "int4", "nf2", "2bit;whiten=rows+columns", "2bit")
 TASKS = ("char_lm_micro", "vit", "char_lm_tiny", "char_lm_small")
 _SEEDS = 5
 # With one seed: what every codec does.
@@ -30,7 +30,7 @@ def planned(seeds: int | None = None) -> list[tuple[str, str, int]]:
     Args:
         seeds: of the paired arms. Default: 5.
     """
-    runs = [("char_lm_micro", arm, 0) for arm in (*_PAIRED, *_CODECS, *_ABLATIONS)]
+    runs = [("char_lm_micro", arm, 0) for arm in (*PAIRED, *_CODECS, *_ABLATIONS)]
     for seed in range(_SEEDS if seeds is None else seeds):
-        runs += [(task, arm, seed) for task in TASKS for arm in _PAIRED]
+        runs += [(task, arm, seed) for task in TASKS for arm in PAIRED]
     return list(dict.fromkeys(runs))

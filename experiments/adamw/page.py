@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from arms import BASE, TASKS
+from arms import BASE, PAIRED, TASKS
 from gradwire.report.paired_statistics import paired_difference
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
@@ -52,6 +52,27 @@ def table(rows: Sequence[Row], task: str) -> str:
     return head + "\n".join(line for _, line in sorted(lines))
 
 
+def answer(rows: Sequence[Row]) -> str:
+    """Returns a table of the arms that have several seeds: by task, their difference to none in per cent."""
+    lines = [f"| | {' | '.join(f'`{task}`' for task in TASKS)} |", "|---" * (len(TASKS) + 1) + "|"]
+    for arm in PAIRED[1:]:
+        cells = [f"`{arm}`"]
+        for task in TASKS:
+            of = {row.seed: row.loss for row in rows if (row.task, row.arm) == (task, arm)}
+            base = {row.seed: row.loss for row in rows if (row.task, row.arm) == (task, BASE)}
+            shared = sorted(set(of) & set(base))
+            if len(shared) < 2:
+                cells.append("")
+                continue
+            interval = paired_difference([of[s] for s in shared], [base[s] for s in shared])
+            percent = 100 * len(shared) / sum(base[s] for s in shared)
+            cells.append(
+                f"{percent * interval.mean:+.2f} [{percent * interval.low:+.2f}, {percent * interval.high:+.2f}]"
+            )
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
 def curves(rows: Sequence[Row], task: str, arms: Sequence[str]) -> str:
     """Returns a table of training losses, seed 0, the mean of each 40 steps."""
     found = {row.arm: row.curve.split() for row in rows if row.task == task and row.seed == 0}
@@ -69,7 +90,7 @@ def fill(rows: Sequence[Row], file: Path = README) -> None:
 
     Raises: ValueError: the file lacks a mark.
     """
-    sections = {name: table(rows, name) for name in TASKS}
+    sections = {name: table(rows, name) for name in TASKS} | {"answer": answer(rows)}
     shown = ("none", "int4", "nf2", "2bit", "2bit;warm_up=40;first=int4", "2bit;whiten=rows+columns")
     sections["curves"] = curves(rows, "char_lm_micro", shown)
     for name, text in sections.items():
