@@ -1,8 +1,8 @@
 // Sums of |x| over one codec unit in one written order, which CPUs and devices follow alike.
 //
-// A unit is cut into blocks of 1024 elements. A block is added up as payload/lane_sums.h says, and a unit's 64
-// blocks are folded like lanes. So a block is 16 additions deep, and blocks do not wait for each other. Absent
-// elements and blocks count as 0.
+// A unit is cut into blocks of 1024 elements. A block is added up as payload/lane_sums.h says, and a unit's
+// 64 blocks are folded like lanes. So a block is 16 additions deep, and blocks do not wait for each other.
+// Absent elements and blocks count as 0.
 //
 // Threading: all functions are pure.
 #pragma once

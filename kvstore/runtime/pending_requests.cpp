@@ -11,7 +11,8 @@ namespace {
 
 constexpr int kMostDoublings = 5;
 
-/// Source: Paxson et al. 2011, "Computing TCP's retransmission timer" (RFC 6298), section 5, for the doubling.
+/// Source: Paxson et al. 2011, "Computing TCP's retransmission timer" (RFC 6298), section 5, for the
+/// doubling.
 std::chrono::milliseconds patience_of(const PendingRequests::Request& request) {
   if (request.repetitions == 0) return request.patience.first;
   return request.patience.later * (1 << std::min(request.repetitions - 1, kMostDoublings));

@@ -46,7 +46,16 @@ CODECS = (
         "2bit:threshold=auto",
         "int8",
     ),
-    *("int4:block=32", "nf2", "fp8", "1bit", "1bit:threshold=0.5", "topk:ratio=0.3", "randomk:ratio=0.4", "qsgd"),
+    *(
+        "int4:block=32",
+        "nf2",
+        "fp8",
+        "1bit",
+        "1bit:threshold=0.5",
+        "topk:ratio=0.3",
+        "randomk:ratio=0.4",
+        "qsgd",
+    ),
     *("terngrad", "natural"),
 )
 WEIGHTS = ("fp32", "fp16", "bf16", "delta:int8", "delta:topk:ratio=0.3")
