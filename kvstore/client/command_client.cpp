@@ -50,7 +50,9 @@ void CommandClient::handle(transport::Node from, const Frame& frame) {
   // What arrives damaged counts as lost: the command is sent again, and acknowledged again.
   if (found == commands_.end() || !frame.payload.is_intact()) return;
   Command& command = found->second;
-  if (!command.pending->requests.contains(from.rank)) return;
+  const auto request = command.pending->requests.find(from.rank);
+  if (request == command.pending->requests.end()) return;
+  PendingRequests::heard(request->second);
   const ServerThread thread = thread_of(header);
   // The command stays until all servers have answered: those that executed it must not be asked again.
   if (header.kind == Kind::kError)

@@ -138,6 +138,7 @@ void DenseClient::handle(Node from, Frame frame) {
   const auto index = static_cast<std::size_t>(part - tensor.parts.begin());
   const auto request = tensor.pending->requests.find(index);
   if (request == tensor.pending->requests.end() || header.step != step_of(tensor, *part)) return;
+  PendingRequests::heard(request->second);
   const bool brings_values = header.kind == Kind::kReply || header.kind == Kind::kValue;
   if (!brings_values && !frame.payload.is_intact())
     return;  // a word about the answer: it will be asked for again
@@ -161,7 +162,8 @@ void DenseClient::handle(Node from, Frame frame) {
       note_staleness(*part, header);
       return events_.ended(tensor, nullptr);
     case Kind::kHeld:
-      PendingRequests::held(request->second, awaited_in(frame));
+      request->second.is_held = true;
+      request->second.awaited = awaited_in(frame);
       // Nobody: the round is upstream of the server, and who waits there knows for whom.
       if (request->second.awaited.empty()) tensor.pending->began = Clock::now();
       return;

@@ -298,7 +298,8 @@ void Engine::close(const std::string& error) {
   }
   bool has_left = false;
   try {
-    const auto repeats = line.loses_frames() ? 20 * options.retry_timeout : std::chrono::milliseconds(0);
+    // Eight repetitions, which come ever more rarely.
+    const auto repeats = line.loses_frames() ? 40 * options.retry_timeout : std::chrono::milliseconds(0);
     const auto patience = std::chrono::seconds(2) + repeats;
     rounds.own().idle().wait_for(patience);  // pushes that nobody pulls
     if (!context_->in_order) rounds.hand_over();

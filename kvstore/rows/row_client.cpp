@@ -64,6 +64,7 @@ void RowClient::handle(transport::Node from, Frame& frame) {
     return request.server == from.rank && request.header.offset == header.offset;
   });
   if (found == active.pending->requests.end()) return;
+  PendingRequests::heard(found->second);
   const std::size_t request = found->first;
   if (!frame.payload.is_intact()) return send_again(active, request);
   switch (header.kind) {
@@ -77,7 +78,9 @@ void RowClient::handle(transport::Node from, Frame& frame) {
         staleness_->add(staleness_of(header));
       return answered(table->first, request);
     case Kind::kRowHeld:
-      return PendingRequests::held(found->second, awaited_in(frame));
+      found->second.is_held = true;
+      found->second.awaited = awaited_in(frame);
+      return;
     case Kind::kRowMissing:
       return send_again(active, request);
     default:

@@ -9,7 +9,7 @@
 namespace gradwire::kvstore {
 namespace {
 
-constexpr int kMostDoublings = 5;
+constexpr int kMostDoublings = 3;
 
 /// Source: Paxson et al. 2011, "Computing TCP's retransmission timer" (RFC 6298), section 5, for the
 /// doubling.
@@ -30,22 +30,19 @@ void PendingRequests::add(Handle operation, std::uint64_t number, Request reques
   operation->requests.insert_or_assign(number, std::move(request));
 }
 
-void PendingRequests::held(Request& request, std::vector<std::uint32_t> awaited) {
-  request.is_held = true;
-  request.repetitions = 0;
-  request.awaited = std::move(awaited);
-}
-
 void PendingRequests::repeat(Request& request, Clock::time_point now) {
+  heard(request);
   request.asked = now;
-  ++request.repetitions;
   request.repeat();
 }
 
 void PendingRequests::retry(Clock::time_point now) {
   for (Operation& operation : operations_) {
     for (auto& [number, request] : operation.requests) {
-      if (now - request.asked >= patience_of(request)) repeat(request, now);
+      if (now - request.asked < patience_of(request)) continue;
+      request.asked = now;
+      ++request.repetitions;
+      request.repeat();
     }
   }
 }

@@ -25,9 +25,9 @@ class PendingRequests {
  public:
   using Clock = std::chrono::steady_clock;
 
-  /// For how long a request is left unanswered before it is sent again: the first time, and after that. Later
-  /// ones wait twice as long each time, up to 32 times: a server or a link that takes longer than this to
-  /// answer would otherwise be given ever more to do, and never be done.
+  /// For how long a request is left unanswered before it is sent again: the first time, and the second.
+  /// Further times come after twice as long each, up to 8 times as long: a server or a link that takes longer
+  /// than this to answer would otherwise be given ever more to do, and never be done.
   struct Patience {
     std::chrono::milliseconds first{0};
     std::chrono::milliseconds later{0};
@@ -39,7 +39,7 @@ class PendingRequests {
     std::function<void()> repeat;          ///< sends it again; changes nothing of what is pending
     std::vector<std::uint32_t> awaited{};  ///< workers without which the server cannot answer
     bool is_held = false;                  ///< the server has said that it has the request
-    int repetitions = 0;                   ///< for want of any answer, since the server last said something
+    int repetitions = 0;                   ///< for want of any word from the server
     Clock::time_point asked{};             ///< when it was sent last
   };
 
@@ -66,9 +66,9 @@ class PendingRequests {
   /// Adds a request that has just been sent.
   void add(Handle operation, std::uint64_t number, Request request, Clock::time_point now);
   void answered(Handle operation, std::uint64_t number) { operation->requests.erase(number); }
-  /// The server has the request, and waits for these workers.
-  static void held(Request& request, std::vector<std::uint32_t> awaited);
-  /// Sends one again before its time.
+  /// The server has said something about it: it is there.
+  static void heard(Request& request) { request.repetitions = 0; }
+  /// Sends one again before its time, as to a server that is there.
   static void repeat(Request& request, Clock::time_point now);
 
   /// Sends again what has not been answered in time.

@@ -328,7 +328,7 @@ class Settings:
     retry_timeout: float = _setting(
         _positive(parse_duration, "1ms"),
         10.0,
-        "resend a request that was not acknowledged for this long, then after twice as long each time",
+        "resend a request that was not acknowledged for this long, further times after up to 8 times as long",
     )
     partition_bytes: int = _setting(
         _positive(parse_size, "4KiB"),
