@@ -245,22 +245,21 @@ GRADWIRE_HOST_DEVICE inline float to_send(Code code, float x, float kept) noexce
 template <typename SendOf>
 float scale_of_block(Code code, std::size_t length, const SendOf& send_of) noexcept {
   BlockSum block;
-  std::array<float, kSumLanes> lanes{};
-  for (std::size_t i = 0; i < length; ++i) {
-    block.most = std::max(block.most, magnitude(send_of(i)));
-    lanes[i % kSumLanes] += magnitude(send_of(i));
-  }
+  for (std::size_t i = 0; i < length; ++i) block.most = std::max(block.most, magnitude(send_of(i)));
   if (!scales_by_sums(code)) return scale_of(code, block.most);
-  block.sum = fold(lanes);
-  LargeSum large;
-  lanes = {};
-  for (std::size_t i = 0; i < length; ++i) {
-    const bool is_large = magnitude(send_of(i)) > limit_of(block, length);
-    lanes[i % kSumLanes] += is_large ? magnitude(send_of(i)) : 0.0f;
-    large.count += is_large ? 1 : 0;
-  }
-  large.sum = fold(lanes);
-  return scale_of(block, large, length);
+  const auto above = [&](float limit) {
+    LargeSum large;
+    std::array<float, kSumLanes> lanes{};
+    for (std::size_t i = 0; i < length; ++i) {
+      if (magnitude(send_of(i)) <= limit) continue;
+      lanes[i % kSumLanes] += magnitude(send_of(i));
+      ++large.count;
+    }
+    large.sum = fold(lanes);
+    return large;
+  };
+  block.sum = above(-1).sum;  // all
+  return scale_of(block, above(limit_of(block, length)), length);
 }
 
 /// Encodes one block of x = residual + grad (x = grad when residual is null) and keeps x - sent. An x that is

@@ -11,7 +11,6 @@
 #include "compress/block/block_scalar.h"
 #include "compress/dense/dense_scalar.h"
 #include "compress/device/float_sum_thrust.h"
-#include "compress/payload/lane_sums.h"
 
 namespace gradwire::compress {
 
@@ -95,17 +94,6 @@ struct BlockSumSource {
   }
 };
 
-/// Sums of |x| in the lanes of an item's four elements, as lane_sums.h has them.
-struct SizeLanes {
-  Four lanes{};
-  GRADWIRE_HOST_DEVICE void add(std::size_t j, float size) { lanes.x[j] += size; }
-  GRADWIRE_HOST_DEVICE void add(const SizeLanes& other) {
-    for (std::size_t j = 0; j < kItemElements; ++j) lanes.x[j] += other.lanes.x[j];
-  }
-  GRADWIRE_HOST_DEVICE float sum() const { return (lanes.x[0] + lanes.x[2]) + (lanes.x[1] + lanes.x[3]); }
-};
-static_assert(kGroupItems * kItemElements == kSumLanes);
-
 /// What an item adds up of a block: its largest |x|.
 struct LargestPart {
   float most = 0;
@@ -116,7 +104,7 @@ struct LargestPart {
 /// The same, and the sum of |x|.
 struct SumPart {
   LargestPart largest;
-  SizeLanes sizes;
+  FourLanes sizes;
   GRADWIRE_HOST_DEVICE void add(std::size_t j, float x) {
     largest.add(j, x);
     sizes.add(j, magnitude(x));
@@ -131,7 +119,7 @@ struct SumPart {
 /// What an item adds up of the elements above a limit.
 struct LargePart {
   std::uint32_t count = 0;
-  SizeLanes sizes;
+  FourLanes sizes;
   GRADWIRE_HOST_DEVICE void add(std::size_t j, float x, float limit) {
     if (magnitude(x) <= limit) return;
     ++count;
@@ -249,7 +237,6 @@ struct HeldBlock {
   using Part = BlockPart;
   struct Held {
     ItemInput rows[kMostRows];
-    Part block;
   };
 
   Source source;
@@ -314,7 +301,9 @@ struct EncodeByMost : HeldBlock<Source, LargestPart> {
 /// With a scale by sums.
 template <typename Source>
 struct EncodeBySums : HeldBlock<Source, SumPart> {
-  using Held = typename HeldBlock<Source, SumPart>::Held;
+  struct Held : HeldBlock<Source, SumPart>::Held {
+    SumPart block;
+  };
   using Refined = LargePart;
 
   GRADWIRE_HOST_DEVICE LargePart refine(std::size_t group, std::size_t, Held& held,

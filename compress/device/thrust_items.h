@@ -15,7 +15,9 @@
 #include <cuda/atomic>
 
 #include "compress/device/device_codec.h"
+#include "compress/device/four_elements.h"
 #include "compress/payload/host_device.h"
+#include "compress/payload/lane_sums.h"
 
 namespace gradwire::compress {
 
@@ -27,6 +29,18 @@ void for_each_item(const Policy& policy, std::size_t items, const Work& work) {
 
 /// Items of a group: half a warp.
 inline constexpr std::size_t kGroupItems = 16;
+
+/// Sums of floats in the lanes of an item's four elements, as lane_sums.h has them.
+struct FourLanes {
+  Four lanes{};
+  GRADWIRE_HOST_DEVICE void add(std::size_t j, float x) { lanes.x[j] += x; }
+  GRADWIRE_HOST_DEVICE void add(const FourLanes& other) {
+    for (std::size_t j = 0; j < kItemElements; ++j) lanes.x[j] += other.lanes.x[j];
+  }
+  /// What is left once items are added up.
+  GRADWIRE_HOST_DEVICE float sum() const { return (lanes.x[0] + lanes.x[2]) + (lanes.x[1] + lanes.x[3]); }
+};
+static_assert(kGroupItems * kItemElements == kSumLanes);
 
 /// Adds up the parts of a group's items: those of items i and i + 8, then i + 4, i + 2, i + 1.
 template <typename Part>

@@ -56,33 +56,22 @@ struct UnitScratch {
 
 /// What an item adds up of a block, in the lanes of its four elements; or of a unit, in four of its blocks.
 struct SumsPart {
-  Four all{};
-  Four selected{};
+  FourLanes all;
+  FourLanes selected;
   std::uint32_t selected_count = 0;
 
   /// Adds element j of an item.
   GRADWIRE_HOST_DEVICE void add(std::size_t j, float x, bool sent) {
-    all.x[j] += x;
-    selected.x[j] += sent ? x : 0.0f;
+    all.add(j, x);
+    selected.add(j, sent ? x : 0.0f);
     selected_count += sent ? 1 : 0;
   }
   GRADWIRE_HOST_DEVICE void add(const SumsPart& other) {
-    for (std::size_t j = 0; j < kItemElements; ++j) {
-      all.x[j] += other.all.x[j];
-      selected.x[j] += other.selected.x[j];
-    }
+    all.add(other.all);
+    selected.add(other.selected);
     selected_count += other.selected_count;
   }
-  // What is left once items are added up.
-  GRADWIRE_HOST_DEVICE float sum_all() const { return fold(all); }
-  GRADWIRE_HOST_DEVICE float sum_selected() const { return fold(selected); }
-
- private:
-  GRADWIRE_HOST_DEVICE static float fold(const Four& four) {
-    return (four.x[0] + four.x[2]) + (four.x[1] + four.x[3]);
-  }
 };
-static_assert(kGroupItems * kItemElements == kSumLanes);
 static_assert(kGroupItems * kItemElements == two_bit::kUnitBlocks);
 
 /// Rows of lanes that an item reads ahead of what it does with them.
@@ -110,8 +99,8 @@ GRADWIRE_HOST_DEVICE void for_each_row(const Source& source, const Residual& res
 GRADWIRE_HOST_DEVICE inline void keep_block(std::size_t block, const SumsPart& sums, UnitMeasure* measures) {
   UnitMeasure& measure = measures[block / two_bit::kUnitBlocks];
   const std::size_t place = block % two_bit::kUnitBlocks;
-  measure.all[place] = sums.sum_all();
-  measure.selected[place] = sums.sum_selected();
+  measure.all[place] = sums.all.sum();
+  measure.selected[place] = sums.selected.sum();
   measure.selected_counts[place] = sums.selected_count;
 }
 
@@ -168,15 +157,15 @@ struct FoldUnit {
     for (std::size_t j = 0; j < kItemElements; ++j) {
       const std::size_t block = item * kItemElements + j;
       if (block >= blocks) continue;
-      part.all.x[j] = measures[unit].all[block];
-      part.selected.x[j] = measures[unit].selected[block];
+      part.all.lanes.x[j] = measures[unit].all[block];
+      part.selected.lanes.x[j] = measures[unit].selected[block];
       part.selected_count += measures[unit].selected_counts[block];
     }
     return part;
   }
   GRADWIRE_HOST_DEVICE void end(std::size_t unit, std::size_t item, const Held&, const Part& sums) const {
     if (item > 0) return;
-    use(unit, UnitTotals{two_bit::saturated(sums.sum_all()), two_bit::saturated(sums.sum_selected()),
+    use(unit, UnitTotals{two_bit::saturated(sums.all.sum()), two_bit::saturated(sums.selected.sum()),
                          sums.selected_count});
   }
 };

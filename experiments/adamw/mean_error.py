@@ -104,8 +104,9 @@ def measure(
 
     def observe(step: int, index: int, rows: Floats, mean: Floats) -> None:
         for codec in codecs:
-            own = sums.setdefault((codec, index), _Sums.of(codec, mean.size, index))
-            own.add(rows, step, step >= first)
+            if (codec, index) not in sums:
+                sums[codec, index] = _Sums.of(codec, mean.size, index)
+            sums[codec, index].add(rows, step, step >= first)
 
     train(Recipe.parse("none"), 0, tasks.load(name), steps=steps, observe=observe)
     errors = []
@@ -136,7 +137,7 @@ def main(arguments: list[str] | None = None) -> None:
         writer = csv.DictWriter(lines, [column.name for column in fields(Error)], lineterminator="\n")
         writer.writeheader()
         writer.writerows(asdict(error) for error in errors)
-    page.fill_errors(errors)
+    page.fill_errors(errors, page.README)
 
 
 def read() -> list[Error]:

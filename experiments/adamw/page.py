@@ -22,26 +22,34 @@ README = Path(__file__).with_name("README.md")
 _TITLES = ("arm", "bits, both ways", "loss, nats", "difference to none", "in %", "seeds")
 
 
+def _paired(rows: Sequence[Row], task: str, arm: str) -> tuple[list[float], list[float]]:
+    """Returns the losses of an arm and of none, of the seeds that both have."""
+    of, base = (
+        {row.seed: row.loss for row in rows if (row.task, row.arm) == (task, name)} for name in (arm, BASE)
+    )
+    shared = sorted(set(of) & set(base))
+    return [of[seed] for seed in shared], [base[seed] for seed in shared]
+
+
 def table(rows: Sequence[Row], task: str) -> str:
     """Returns the Markdown table of a task, the smallest loss first; differences are over the seeds that both have.
 
     With two seeds or more they have Student's 95 % interval.
     """
     own = [row for row in rows if row.task == task]
-    base = {row.seed: row.loss for row in own if row.arm == BASE}
     lines = []
     for arm in dict.fromkeys(row.arm for row in own):
-        losses = {row.seed: row.loss for row in own if row.arm == arm}
-        shared = sorted(set(losses) & set(base))
+        losses = [row.loss for row in own if row.arm == arm]
+        shared, base = _paired(own, task, arm)
         if not shared:
             continue
-        mean = sum(losses.values()) / len(losses)
-        difference = sum(losses[seed] - base[seed] for seed in shared) / len(shared)
+        mean = sum(losses) / len(losses)
+        difference = sum(loss - of_base for loss, of_base in zip(shared, base, strict=True)) / len(shared)
         text = "" if arm == BASE else f"{difference:+.4f}"
         if arm != BASE and len(shared) > 1:
-            interval = paired_difference([losses[s] for s in shared], [base[s] for s in shared])
+            interval = paired_difference(shared, base)
             text = f"{interval.mean:+.4f} [{interval.low:+.4f}, {interval.high:+.4f}]"
-        share = difference / (sum(base[seed] for seed in shared) / len(shared))
+        share = difference / (sum(base) / len(shared))
         bits = next(row.bits for row in own if row.arm == arm)
         counted = f"{bits:.2f}" if bits == bits else "by shape"
         percent = "" if arm == BASE else f"{100 * share:+.2f}"
@@ -58,14 +66,12 @@ def answer(rows: Sequence[Row]) -> str:
     for arm in PAIRED[1:]:
         cells = [f"`{arm}`"]
         for task in TASKS:
-            of = {row.seed: row.loss for row in rows if (row.task, row.arm) == (task, arm)}
-            base = {row.seed: row.loss for row in rows if (row.task, row.arm) == (task, BASE)}
-            shared = sorted(set(of) & set(base))
-            if len(shared) < 2:
+            losses, base = _paired(rows, task, arm)
+            if len(losses) < 2:
                 cells.append("")
                 continue
-            interval = paired_difference([of[s] for s in shared], [base[s] for s in shared])
-            percent = 100 * len(shared) / sum(base[s] for s in shared)
+            interval = paired_difference(losses, base)
+            percent = 100 * len(base) / sum(base)
             cells.append(
                 f"{percent * interval.mean:+.2f} [{percent * interval.low:+.2f}, {percent * interval.high:+.2f}]"
             )
@@ -113,7 +119,7 @@ def errors_table(errors: Sequence[Error]) -> str:
     return f"| {' | '.join(head)} |\n|{'---|' * len(head)}\n" + "\n".join(lines)
 
 
-def fill_errors(errors: Sequence[Error], file: Path = README) -> None:
+def fill_errors(errors: Sequence[Error], file: Path) -> None:
     """Replaces the table of mean_error.csv.
 
     Raises: ValueError: the file lacks its marks.

@@ -253,7 +253,7 @@ def test_errors_of_means_are_those_of_the_codecs(
     monkeypatch.setattr(errors, "RESULTS", tmp_path / "mean_error.csv")
     monkeypatch.setattr(errors, "CODECS", ("int8", "nf2"))
     monkeypatch.setattr(errors, "measure", lambda name: [int8, nf2])
-    monkeypatch.setattr(page.fill_errors, "__defaults__", (copied,))
+    monkeypatch.setattr(page, "README", copied)
     errors.main(["--task", "vit"])
     assert errors.read() == [int8, nf2]
     assert f"| `nf2` | {nf2.bits:.2f} | {nf2.vnmse:.3g} | {nf2.momentum:.3g} |" in copied.read_text()
