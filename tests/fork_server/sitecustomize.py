@@ -63,16 +63,19 @@ def stand_in(path: str, program: tuple[str, str, list[str]]) -> None:
     """Lets the server run a program, and ends as it does. Returns if the server does not serve it."""
     import contextlib
     import json
+    import select
     import signal
     import socket
 
     inherited = descriptors()
     ignored = [int(s) for s in signal.valid_signals() if signal.getsignal(s) == signal.SIG_IGN]
-    blocked = [int(s) for s in signal.pthread_sigmask(signal.SIG_BLOCK, ())]
+    # What comes before this can hand signals on waits: the child may run already.
+    blocked = [int(s) for s in signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())]
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         connection.connect(path)
     except OSError:
+        signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
         return
     request = {
         "pid": os.getpid(),
@@ -87,10 +90,11 @@ def stand_in(path: str, program: tuple[str, str, list[str]]) -> None:
     body = json.dumps(request).encode()
     socket.send_fds(connection, [len(body).to_bytes(8, "little")], inherited)
     connection.sendall(body)
-    replies = connection.makefile("rb")
+    replies = connection.makefile("rb", buffering=0)  # what select() does not see is not read
     said = replies.readline().split()
     if said[:1] != [b"pid"]:
         connection.close()
+        signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
         return
     child = int(said[1])
 
@@ -102,9 +106,15 @@ def stand_in(path: str, program: tuple[str, str, list[str]]) -> None:
     for number in signal.valid_signals() - kept - set(map(signal.Signals, ignored)):
         with contextlib.suppress(OSError, ValueError):  # glibc keeps two for itself
             signal.signal(number, hand_on)
+    # A signal just before a read would not end it: its handler would run when the child has ended.
+    woken, waker = socket.socketpair()
+    waker.setblocking(False)
+    signal.set_wakeup_fd(waker.fileno(), warn_on_full_buffer=False)
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
     for descriptor in inherited:  # whoever waits for the end of a pipe waits for the child's alone
         os.close(descriptor)
+    while connection not in select.select([connection, woken], [], [])[0]:
+        woken.recv(1024)
     status = replies.readline().split()
     if not status:
         os._exit(70)  # the server has gone
