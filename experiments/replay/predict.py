@@ -25,7 +25,7 @@ from schedule_bound.run import LATENCY, WHOLE
 
 from replay import bound
 from replay.buckets import DDP_BYTES, buckets
-from replay.rows import LOOPBACK, Row
+from replay.rows import LOOPBACK, TABLE, Row
 
 FILE = "predictions.json"
 _PLACES: Mapping[str, Placement] = {"servers": "servers", "shared": "beside", "peers": "peers"}
@@ -118,15 +118,22 @@ def write(folder: Path, predictions: Sequence[Prediction]) -> None:
         raise ValueError(
             f"replay: {folder / 'results.json'} is there, and predictions are made before it: give another --folder"
         )
-    costs = (importlib.resources.files("gradwire.plan") / "calibration.json").read_bytes()
     written = {
         "calibration": "python/gradwire/plan/calibration.json",
-        "calibration_sha256": hashlib.sha256(costs).hexdigest(),
+        "calibration_sha256": calibration_sha256(),
         "latency_seconds": LATENCY,
         "rows": [one.record() for one in predictions],
     }
     folder.mkdir(parents=True, exist_ok=True)
     (folder / FILE).write_text(json.dumps(written, indent=1) + "\n", encoding="utf-8")
+
+
+def calibration_sha256() -> str:
+    """Returns the hash of the shipped costs as far as the table's rows use them: a codec that none has is left out."""
+    costs = json.loads((importlib.resources.files("gradwire.plan") / "calibration.json").read_bytes())
+    used = {Variant.parse(row.codec).codec for row in TABLE}
+    costs["codecs"] = [cost for cost in costs["codecs"] if cost["codec"] in used]
+    return hashlib.sha256(json.dumps(costs, sort_keys=True).encode()).hexdigest()
 
 
 def read(folder: Path) -> dict[tuple[str, bool], float]:

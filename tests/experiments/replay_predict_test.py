@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from pathlib import Path
 from typing import Any
 
-import gradwire
 import pytest
 from experiments.tiny_replay import tiny_profile
 from gradwire.plan import layer_profile
@@ -60,8 +58,7 @@ def test_every_row_of_the_table_is_predicted_in_every_way_that_it_takes_steps() 
 
 def test_committed_predictions_are_of_the_table_and_of_the_committed_calibration() -> None:
     written = json.loads((FOLDER / predict.FILE).read_text())
-    costs = (Path(gradwire.__file__).parent / "plan" / "calibration.json").read_bytes()
-    assert written["calibration_sha256"] == hashlib.sha256(costs).hexdigest()
+    assert written["calibration_sha256"] == predict.calibration_sha256()
     assert [row["row"] for row in written["rows"]] == [row.name for row in rows.TABLE for _ in row.modes]
 
 
