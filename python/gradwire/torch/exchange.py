@@ -12,7 +12,7 @@ import functools
 import itertools
 import warnings
 import weakref
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -270,13 +270,27 @@ class Exchange:
             rows = rows * np.float32(1.0 / self._scale)  # a copy: these are the gradient's own
         self._rows.send(index, (ids, rows), -self._parameters[index].place, self.program_step)
 
-    def submit(self, index: int) -> _core.Ticket:
-        """Sends what a parameter's own run holds, apart from all others. The mean will be there when the ticket is
-        done, which the caller waits for before finish().
+    def submit(self, index: int, run: torch.Tensor | None = None) -> _core.Ticket:
+        """Sends a gradient apart from all others. The mean will be there when the ticket is done, which the caller
+        waits for before finish().
+
+        Args:
+            run: what holds the gradient, as send_from() takes it. Default: the parameter's own.
         """
-        run = self._parameters[index].run
-        assert run is not None
+        if run is None:
+            run = self._parameters[index].run
+            assert run is not None
         return self._submit(index, run)
+
+    def take_in(self, tickets: Mapping[int, _core.Ticket]) -> None:
+        """Waits for what submit() sent of these parameters: their runs hold means then, which finish() hears of.
+
+        Raises: as wait().
+        """
+        for ticket in tickets.values():
+            self._store.wait_until(ticket.wait)
+            self._met_nonfinite |= ticket.nonfinite
+        self._scale_back(tickets)
 
     def _submit(self, index: int, run: torch.Tensor) -> _core.Ticket:
         self._prepare(index, run)
@@ -333,14 +347,18 @@ class Exchange:
         self._marked = False
         self._met_nonfinite |= any(ticket.nonfinite for ticket in tickets)
 
-    def finish(self) -> bool:
+    def finish(self, agree: Callable[[bool], bool] | None = None) -> bool:
         """Ends the step, once all means are there: wait(). Returns whether any rank met a NaN or an infinity; residuals
         are then as they were before, if such a step is not taken.
+
+        Args:
+            agree: called in a job that does not take such steps, with whether this store's ranks met one; returns
+                whether any others have, who share the model and not the store. Default: there are none.
 
         Raises: as wait().
         """
         self.wait()
-        self._scale_back()
+        self._scale_back(list(self._scaled))
         self.row_means = self._rows.finish(self._mean)
         self._store.print_notices()
         nonfinite = self._met_nonfinite or self._rows.met_nonfinite
@@ -349,23 +367,26 @@ class Exchange:
             # Every rank has the same sums, and so finds the same.
             nonfinite = nonfinite or not all(bool(torch.isfinite(run).all()) for run in self._dense)
             nonfinite = nonfinite or not all(np.isfinite(rows).all() for _, rows in self.row_means.values())
+            if agree is not None:
+                nonfinite = agree(nonfinite)
             if nonfinite:
                 self._engine.roll_back([self._parameters[index].key for index in sorted(self._sent)])
                 self._rows.roll_back(self._sent)
         self._dense.clear()
         return nonfinite
 
-    def _scale_back(self) -> None:
+    def _scale_back(self, indices: Iterable[int]) -> None:
         """Has the means that are there be those of gradients, and the scales learn from them."""
-        scaled, self._scaled = self._scaled, {}
-        for index, run in scaled.items():
+        for index in indices:
+            if (run := self._scaled.pop(index, None)) is None:
+                continue
             parameter = self._parameters[index]
             assert parameter.rows is not None
             if index in self._divided:
                 self._scales.multiply(parameter.name, run, parameter.rows)
             mean = run if self._scale == 1.0 else run / self._scale
             self._scales.learn(parameter.name, mean, parameter.rows)
-        self._divided.clear()
+            self._divided.discard(index)
 
     def add_to_residual(self, index: int, mean: torch.Tensor) -> None:
         """Follows finish(): has what a step brought for a parameter travel once more, since no rank uses it. All ranks

@@ -5,6 +5,8 @@ Ranks find each other through the group's own store (gradwire/rendezvous.py), at
 
 from __future__ import annotations
 
+import weakref
+
 import torch.distributed as dist
 
 from gradwire import kv
@@ -12,6 +14,38 @@ from gradwire.settings import definitions as settings
 from gradwire.stores import torch_group
 from gradwire.stores.default_store import require_one_job
 from gradwire.torch import session
+
+# Of stores that were made here: which ranks of the default group are their workers, in this order.
+_workers_of: weakref.WeakKeyDictionary[kv.KVStore, list[int]] = weakref.WeakKeyDictionary()
+
+
+def join(group: dist.ProcessGroup | None, timeout: float | None = None) -> kv.KVStore:
+    """Makes the store whose workers are a group's ranks. A collective of the group.
+
+    Args:
+        timeout: in seconds. Default: that of GRADWIRE_TIMEOUT.
+
+    Raises:
+        ValueError: the group's backend has no other ranks.
+        gradwire.TimeoutError: not every rank appeared in time; names those missing.
+    """
+    ranks = _require_peers(group)
+    store = kv.join_group(ranks, timeout=timeout)
+    if not store.passthrough:  # which is alone, whoever is in the group
+        _workers_of[store] = _ranks_of(group)
+    return store
+
+
+def has_workers(store: kv.KVStore, group: dist.ProcessGroup | None) -> bool:
+    """Whether a store's workers are a group's ranks. Those of a store that a script or a launcher has made are taken to
+    be the first ranks of the default group.
+    """
+    workers = _workers_of.get(store, list(range(store.num_workers)))
+    return workers == _ranks_of(group) and store.rank == dist.get_rank(group)
+
+
+def _ranks_of(group: dist.ProcessGroup | None) -> list[int]:
+    return list(range(dist.get_world_size())) if group is None else dist.get_process_group_ranks(group)
 
 
 def store_of(group: dist.ProcessGroup | None = None) -> kv.KVStore:
@@ -29,15 +63,10 @@ def store_of(group: dist.ProcessGroup | None = None) -> kv.KVStore:
         raise ValueError(
             "gradwire.torch: torch.distributed is not initialised; call torch.distributed.init_process_group() first"
         )
-    ranks = torch_group.current(group)
-    if ranks is None:
-        raise ValueError(
-            f"gradwire.torch: the backend {dist.get_backend(group)!r} of this process group has no other ranks to "
-            "exchange gradients with; expected 'gloo', 'nccl' or another that has"
-        )
     here = settings.read()
     if kv.joined() is None and here.scheduler is None:
-        return kv.join_group(ranks)
+        return join(group)
+    ranks = _require_peers(group)
     if kv.joined() is None:  # else each rank of the group would wait for the job's others, who may never come
         require_one_job("gradwire.torch", here, ranks)
     store = session.default_store()
@@ -47,4 +76,20 @@ def store_of(group: dist.ProcessGroup | None = None) -> kv.KVStore:
             f"{ranks.rank} of {ranks.size} in the process group; give both the same ranks, or let gradwire join by the "
             "group: start the script with torchrun, and create no store"
         )
+    if store in _workers_of and not has_workers(store, group):
+        raise ValueError(
+            f"gradwire.torch: this process has joined ranks {_workers_of[store]} of the default process group in a "
+            f"gradwire job, and here is a group of ranks {_ranks_of(group)}; a process has one job: compress the sums "
+            "of one group"
+        )
     return store
+
+
+def _require_peers(group: dist.ProcessGroup | None) -> torch_group.Group:
+    ranks = torch_group.current(group)
+    if ranks is None:
+        raise ValueError(
+            f"gradwire.torch: the backend {dist.get_backend(group)!r} of this process group has no other ranks to "
+            "exchange gradients with; expected 'gloo', 'nccl' or another that has"
+        )
+    return ranks

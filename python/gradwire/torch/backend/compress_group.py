@@ -26,8 +26,8 @@ def compress_group(
     model: torch.nn.Module | None = None,
     grad_scaler: Any = None,
 ) -> GroupCompression:
-    """Compresses the gradient sums of a process group of the backend "gradwire": DistributedDataParallel's buckets and
-    FSDP2's reduce-scatters. All other collectives of the group stay exact.
+    """Compresses the gradient sums of a process group of the backend "gradwire": DistributedDataParallel's buckets,
+    FSDP2's reduce-scatters, and the all-reduces of HSDP's replicas. All other collectives of the group stay exact.
 
     A collective of the group: every rank calls it with the same arguments, before the first step.
 
@@ -69,8 +69,11 @@ def compress_group(
     fsdp_models.watch()
     policy.state(here, made)
     if model is not None and is_lossy:
-        compress = ddp_models.compress if isinstance(model, DistributedDataParallel) else fsdp_models.compress
-        if not compress(model, made):  # type: ignore[arg-type]
+        if isinstance(model, DistributedDataParallel):
+            is_compressed = ddp_models.compress(model, made)
+        else:
+            is_compressed = fsdp_models.compress(model, made, here)
+        if not is_compressed:
             raise RuntimeError(
                 f"{_WHO}: a rank of this process group has joined a gradwire job of other ranks, and a process joins "
                 "one; compress the sums of one group, or create no store in the script"
@@ -89,14 +92,14 @@ def _require_backend(group: dist.ProcessGroup) -> None:
 
 def _require_model(model: torch.nn.Module, group: dist.ProcessGroup, min_bytes: int) -> None:
     if isinstance(model, DistributedDataParallel):
-        own: dist.ProcessGroup | None = model.process_group
+        own: list[dist.ProcessGroup | None] = [model.process_group]
         if ddp_models.has_hook(model):
             raise RuntimeError(
                 f"{_WHO}: the model has a communication hook already, and DistributedDataParallel takes one; leave out "
                 "register_comm_hook(), or this call"
             )
     elif fsdp_models.is_sharded(model):
-        own = fsdp_models.group_of(model)
+        own = [fsdp_models.replicas_of(model), fsdp_models.group_of(model)]
         if min_bytes:
             raise ValueError(
                 f"{_WHO}: min_bytes={min_bytes} was given with an FSDP2 model, which reduce-scatters all parameters of "
@@ -107,7 +110,7 @@ def _require_model(model: torch.nn.Module, group: dist.ProcessGroup, min_bytes: 
             f"{_WHO}: model is a {type(model).__name__}, expected a DistributedDataParallel, or a module that "
             "fully_shard() was called on"
         )
-    if own is not group:
+    if not any(each is group for each in own):
         raise ValueError(
             f"{_WHO}: the model's gradients are summed in another process group than the one given; give both the same"
         )

@@ -1,5 +1,5 @@
-"""FSDP2 over a group with a policy: its modules get gradwire's reduce-scatter (gradwire.torch.sharded) before the first
-forward pass, through torch's own set_custom_reduce_scatter().
+"""FSDP2 over a group with a policy: its modules get gradwire's reduce-scatter (gradwire.torch.sharded), or HSDP's
+all-reduce, before the first forward pass.
 
 torch has no way to watch calls of fully_shard(). The first forward pass of a sharded model calls _lazy_init() of its
 root, which has found all of its sharded modules by then; that method is wrapped.
@@ -8,14 +8,18 @@ root, which has found all of its sharded modules by then; that method is wrapped
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
-from typing import Any, cast
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 
 from gradwire.torch.backend import job
 from gradwire.torch.backend.policy import GroupCompression, policy_for, warn_once
+
+if TYPE_CHECKING:
+    from gradwire.torch.sharded.fsdp import ReduceScatters
+    from gradwire.torch.sharded.replicas import AllReduces
 
 _is_watching = False
 
@@ -40,19 +44,25 @@ def is_sharded(model: torch.nn.Module) -> bool:
 
 def group_of(model: torch.nn.Module) -> dist.ProcessGroup | None:
     """Returns the group over which a model's modules reduce-scatter; None: over several, or some are not sharded."""
-    groups = list({id(group): group for group in _process_groups(model)}.values())
-    return groups[0] if len(groups) == 1 else None
+    return _only(_process_groups(model))
 
 
-def compress(model: torch.nn.Module, policy: GroupCompression) -> bool:
-    """Has all FSDP modules of a model use gradwire's reduce-scatter. A collective of the group that it is sharded over.
+def replicas_of(model: torch.nn.Module) -> dist.ProcessGroup | None:
+    """Returns the group over which a model's modules all-reduce their shards; None: over several, or some do not."""
+    return _only(_replica_groups(model))
+
+
+def compress(model: torch.nn.Module, policy: GroupCompression, group: dist.ProcessGroup) -> bool:
+    """Has all FSDP modules of a model use gradwire's all-reduce or reduce-scatter. A collective of the group.
+
+    Args:
+        group: of replicas_of() or group_of().
 
     Returns: False, with a warning: sums stay exact, as ranks of the group have joined a job of others.
     """
     from gradwire.torch.sharded.fsdp import compress_reduce_scatter
+    from gradwire.torch.sharded.replicas import compress_all_reduce
 
-    group = group_of(model)
-    assert group is not None
     if not job.join(group):
         warn_once(
             "gradwire.torch: gradient sums of an FSDP2 model stay uncompressed: a process joins one gradwire job, and "
@@ -60,12 +70,14 @@ def compress(model: torch.nn.Module, policy: GroupCompression) -> bool:
             "one group"
         )
         return False
-    policy.keep(
-        model,
-        compress_reduce_scatter(
+    made: AllReduces | ReduceScatters
+    if group is replicas_of(model):
+        made = compress_all_reduce(model, codec=policy.codec, grad_scaler=policy.grad_scaler)
+    else:
+        made = compress_reduce_scatter(
             model, codec=policy.codec, process_group=group, grad_scaler=policy.grad_scaler
-        ),
-    )
+        )
+    policy.keep(model, made)
     return True
 
 
@@ -88,24 +100,25 @@ def _watched(lazy_init: Callable[[Any], None]) -> Callable[[Any], None]:
 
 
 def _on_first_forward(model: torch.nn.Module) -> None:
-    """Acts on a root that is about to run its first forward pass: all ranks are in it."""
-    parameters = list(model.parameters())
-    groups = [group for group in _process_groups(model) if group is not None]
-    policies = [
-        policy for policy in (policy_for(group, parameters) for group in groups) if policy is not None
-    ]
-    if not policies:
+    """Acts on a root that is about to run its first forward pass: all ranks are in it. Replicas' sums come before those
+    of shards, whose ranks have faster links.
+    """
+    if is_compressed(model):
         return
-    if group_of(model) is None:
+    parameters = list(model.parameters())
+    groups = [group for group in _replica_groups(model) + _process_groups(model) if group is not None]
+    found = [(policy, group) for group in groups if (policy := policy_for(group, parameters)) is not None]
+    if not found:
+        return
+    policy, group = found[0]
+    if not any(group is each for each in (replicas_of(model), group_of(model))):
         warn_once(
             "gradwire.torch: gradient sums of an FSDP2 model stay uncompressed: its modules are not all sharded over "
             "one process group; call gradwire.torch.compress_reduce_scatter() for the modules of one"
         )
-        return
-    policy = policies[0]
-    if not has_own_reduce_scatter(model):
-        compress(model, policy)
-    elif not is_compressed(model):
+    elif group is replicas_of(model) or not has_own_reduce_scatter(model):
+        compress(model, policy, group)
+    else:
         warn_once(
             f"gradwire.torch: the process group's policy (codec {policy.codec!r}) does not apply to an FSDP2 model "
             "with a reduce-scatter of its own; leave out set_custom_reduce_scatter() to have its gradient sums "
@@ -114,10 +127,15 @@ def _on_first_forward(model: torch.nn.Module) -> None:
 
 
 def is_compressed(model: torch.nn.Module) -> bool:
-    """Whether gradwire's reduce-scatter is there already."""
+    """Whether gradwire's all-reduce or reduce-scatter is there already."""
+    from gradwire.torch.sharded.replica_group import ReplicaGroup
     from gradwire.torch.sharded.scatter import CompressedReduceScatter
 
-    return any(isinstance(each._reduce_scatter_comm, CompressedReduceScatter) for each in _groups_of(model))
+    return any(
+        isinstance(each._reduce_scatter_comm, CompressedReduceScatter)
+        or isinstance(getattr(each.mesh_info, "replicate_process_group", None), ReplicaGroup)
+        for each in _groups_of(model)
+    )
 
 
 def _process_groups(model: torch.nn.Module) -> list[dist.ProcessGroup | None]:
@@ -128,15 +146,21 @@ def _process_groups(model: torch.nn.Module) -> list[dist.ProcessGroup | None]:
     ]
 
 
+def _replica_groups(model: torch.nn.Module) -> list[dist.ProcessGroup | None]:
+    """Those that modules all-reduce over; None for a module without replicas."""
+    return [getattr(each.mesh_info, "replicate_process_group", None) for each in _groups_of(model)]
+
+
+def _only(groups: Sequence[dist.ProcessGroup | None]) -> dist.ProcessGroup | None:
+    found = list({id(group): group for group in groups}.values())
+    return found[0] if len(found) == 1 else None
+
+
 def _groups_of(model: torch.nn.Module) -> list[Any]:
     """FSDP's parameter groups of all sharded modules: each has a reduce-scatter."""
     from torch.distributed.fsdp import FSDPModule
 
-    found = []
-    for module in model.modules():
-        if isinstance(module, FSDPModule):
-            state = cast(Any, module)._get_fsdp_state()
-            # PyTorch before 2.12 has one.
-            groups = getattr(state, "_fsdp_param_groups", None) or [state._fsdp_param_group]
-            found += [group for group in groups if group is not None]
-    return found
+    from gradwire.torch.sharded.layout import parameter_groups
+
+    modules = [module for module in model.modules() if isinstance(module, FSDPModule)]
+    return [group for module in modules for group in parameter_groups(module)]

@@ -10,7 +10,7 @@ import torch.distributed as dist
 
 from gradwire import kv
 from gradwire.settings import definitions as settings
-from gradwire.stores import torch_group
+from gradwire.torch import process_group
 from gradwire.torch.backend import policy
 from gradwire.torch_backend import NAME
 
@@ -20,12 +20,10 @@ class _Joined:
     """The job that join() has joined last.
 
     Attributes:
-        ranks: of the default group, which are its workers, in this order.
-        group: through which they found each other.
+        group: through which its workers found each other.
     """
 
     store: kv.KVStore
-    ranks: list[int]
     group: weakref.ref[dist.ProcessGroup]
 
 
@@ -47,23 +45,16 @@ def join(group: dist.ProcessGroup) -> bool:
     if not can.item():
         return False
     if kv.joined() is None and settings.read().scheduler is None:
-        ranks = torch_group.current(group)
-        assert ranks is not None
-        store = kv.join_group(ranks, timeout=_timeout_of(group))
-        _joined = _Joined(store, dist.get_process_group_ranks(group), weakref.ref(group))
+        _joined = _Joined(process_group.join(group, _timeout_of(group)), weakref.ref(group))
     return True
 
 
 def _can_join(group: dist.ProcessGroup) -> bool:
     store = kv.joined()
-    ranks = dist.get_process_group_ranks(group)
     if store is None:
         here = settings.read()  # of a job of `gradwire run`, where its scheduler is given
-        return here.scheduler is None or ranks == list(range(here.num_workers))
-    if _joined is not None and _joined.store is store:
-        return _joined.ranks == ranks
-    # The script has joined, or a launcher's environment: its workers are taken to be the ranks of the default group.
-    return ranks == list(range(store.num_workers)) and store.rank == dist.get_rank(group)
+        return here.scheduler is None or dist.get_process_group_ranks(group) == list(range(here.num_workers))
+    return process_group.has_workers(store, group)
 
 
 def _leave_job_of_destroyed_group() -> None:

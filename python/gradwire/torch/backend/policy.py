@@ -22,6 +22,7 @@ from gradwire.torch_backend import NAME
 if TYPE_CHECKING:
     from gradwire.torch.ddp.hook import HookState
     from gradwire.torch.sharded.fsdp import ReduceScatters
+    from gradwire.torch.sharded.replicas import AllReduces
 
 
 @dataclass(eq=False)
@@ -37,13 +38,13 @@ class GroupCompression:
     codec: session.Wanted
     min_bytes: int = 0
     grad_scaler: Any = None
-    _states: weakref.WeakKeyDictionary[torch.nn.Module, HookState | ReduceScatters] = field(
+    _states: weakref.WeakKeyDictionary[torch.nn.Module, HookState | ReduceScatters | AllReduces] = field(
         default_factory=weakref.WeakKeyDictionary, repr=False
     )
 
-    def state_of(self, model: torch.nn.Module) -> HookState | ReduceScatters:
+    def state_of(self, model: torch.nn.Module) -> HookState | ReduceScatters | AllReduces:
         """Returns what holds a model's residuals, for checkpoints: the HookState of a DistributedDataParallel, or what
-        compress_reduce_scatter() returns for an FSDP2 model.
+        compress_reduce_scatter() or compress_all_reduce() returns for an FSDP2 model.
 
         Args:
             model: the DistributedDataParallel, or the module that fully_shard() was called on.
@@ -59,7 +60,7 @@ class GroupCompression:
             )
         return self._states[model]
 
-    def keep(self, model: torch.nn.Module, state: HookState | ReduceScatters) -> None:
+    def keep(self, model: torch.nn.Module, state: HookState | ReduceScatters | AllReduces) -> None:
         """Notes the state of a model; the policy's own models call it."""
         self._states[model] = state
 

@@ -68,7 +68,7 @@ class _UnderWay:
 
     merge_at: int
     members: Sequence[int]
-    tickets: list[_core.Ticket] = field(default_factory=list)
+    tickets: dict[int, _core.Ticket] = field(default_factory=dict)
 
 
 class LocalRounds:
@@ -261,7 +261,7 @@ class LocalRounds:
             parameter, shared = self._parameters[index], self._shared[index]
             outer_gradient = shared.to(parameter.dtype).to(shared.dtype) - parameter.to(shared.dtype)
             self._runs[index].view(parameter.shape).copy_(outer_gradient)
-        tickets = [self._exchange.submit(index) for index in members]
+        tickets = {index: self._exchange.submit(index) for index in members}
         self._under_way[fragment] = _UnderWay(self._step + merge_after, members, tickets)
 
     @torch.no_grad()
@@ -288,13 +288,11 @@ class LocalRounds:
 
     def _await(self, sent: _UnderWay) -> None:
         """Waits until a fragment's means are in its runs. Raises what its tickets do."""
-        for ticket in sent.tickets:
-            self._store.wait_until(ticket.wait)
         if sent.tickets:
-            self._exchange.finish()
-        if any(ticket.nonfinite for ticket in sent.tickets):
-            warn_of_nonfinite("warn")
-        sent.tickets = []
+            self._exchange.take_in(sent.tickets)
+            if self._exchange.finish():
+                warn_of_nonfinite("warn")
+        sent.tickets = {}
 
     # -- who wants to see them -------------------------------------------------------------------------
 

@@ -1,1 +1,1 @@
-"""FSDP2 and HSDP: the reduce-scatter of gradients travels compressed."""
+"""FSDP2: the reduce-scatter of gradients travels compressed; HSDP: the all-reduce between replicas."""

@@ -89,6 +89,14 @@ def read_layout(written: Mapping[str, Any]) -> Layout:
     )
 
 
+def parameter_groups(module: FSDPModule) -> list[Any]:
+    """FSDP's parameter groups of a module: each reduce-scatters its gradients as one."""
+    state = module._get_fsdp_state()
+    # PyTorch before 2.12 has one, or None.
+    groups = getattr(state, "_fsdp_param_groups", None) or [state._fsdp_param_group]
+    return [group for group in groups if group is not None]
+
+
 class TrainedParameters:
     """Those of one FSDP module: what it reduce-scatters, where parameters that got no gradient take part."""
 
@@ -102,10 +110,9 @@ class TrainedParameters:
     @property
     def layout(self) -> Layout:
         """As of now: it changes where parameters are frozen or thawed."""
-        state = self._module._get_fsdp_state()
-        # PyTorch before 2.12 has one.
-        groups = getattr(state, "_fsdp_param_groups", None) or [state._fsdp_param_group]
-        parameters = [parameter for group in groups for parameter in group.fsdp_params]
+        parameters = [
+            parameter for group in parameter_groups(self._module) for parameter in group.fsdp_params
+        ]
         trained = tuple(parameter.sharded_param.requires_grad for parameter in parameters)
         if trained not in self._layouts:
             pieces = [

@@ -124,7 +124,7 @@ class CompressedReduceScatter(ReduceScatter):
                 f"gradwire.torch: reduce_scatter: the group has {group.size()} ranks, the store {ranks}; give "
                 "compress_reduce_scatter() the group that the model is sharded over"
             )
-        factor = _factor_of(op, ranks)
+        factor = factor_of(op, ranks)
         shards = as_real(input_tensor.detach()).to(device="cpu").reshape(ranks, -1)
         self._backward.enter(self)
         total = self._compressed_sum(shards) * factor if self._codec.lossy else self._sum(shards, factor)
@@ -339,7 +339,7 @@ class ScatteringBackward:
         self.on_backward_end()
 
 
-def _factor_of(op: Any, ranks: int) -> float:
+def factor_of(op: Any, ranks: int) -> float:
     """What a sum is multiplied by.
 
     Raises:
@@ -353,7 +353,7 @@ def _factor_of(op: Any, ranks: int) -> float:
     if kind == dist.ReduceOp.PREMUL_SUM:
         _, factor = op.__getstate__()  # the one way to it
         return float(factor)
-    raise ValueError(f"gradwire.torch: reduce_scatter: op is {getattr(kind, 'name', kind)}, {_OTHER_OPS}")
+    raise ValueError(f"gradwire.torch: FSDP: op is {getattr(kind, 'name', kind)}, {_OTHER_OPS}")
 
 
 def _warn_of_lost_residuals(name: str) -> None:

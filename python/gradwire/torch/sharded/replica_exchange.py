@@ -1,0 +1,190 @@
+"""ReplicaExchange: shards of gradients go to the sum of their replicas and come back as means, while backward() runs.
+
+FSDP makes p.grad of what it all-reduces, as soon as the call returns. So the mean is written there later: into the same
+memory where that becomes p.grad, else zeros stand in, and the mean is added to p.grad. backward() ends when all means
+are there.
+
+Threading: on autograd's thread, one at a time. Sums only start to be sent; what backward() ends with waits for them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+
+from gradwire.torch.backward_pass import BackwardPass
+from gradwire.torch.elements import exchanged_dtype
+from gradwire.torch.exchange import Exchange
+from gradwire.torch.exchange_options import ExchangeOptions, warn_of_nonfinite
+from gradwire.torch.sharded.replica_shards import ModuleShards, Shard, flat_real
+from gradwire.torch.sharded.scatter import factor_of
+from gradwire.torch.slots import home_of
+
+if TYPE_CHECKING:
+    from gradwire import _core
+    from gradwire.kv import KVStore
+
+
+@dataclass
+class _Sum:
+    """What one module has sent.
+
+    Attributes:
+        runs: what is on its way.
+        tickets: by index.
+        factor: the mean is to be multiplied by it.
+        targets: where the means are to be copied; None: they are there, or p.grad is added to.
+        is_gradient: the runs are p.grad's memory.
+    """
+
+    runs: list[tuple[Shard, torch.Tensor]]
+    tickets: dict[int, _core.Ticket]
+    factor: float
+    targets: list[torch.Tensor] | None
+    is_gradient: bool
+
+
+class ReplicaExchange:
+    """The modules of one model at one store."""
+
+    sync = True  # as a Listener of BackwardPass
+
+    def __init__(
+        self, store: KVStore, options: ExchangeOptions, shard_group: dist.ProcessGroup | None
+    ) -> None:
+        """A collective.
+
+        Args:
+            store: its workers are the replicas of this rank's shard.
+            options: codecs, and what to do in a step in which any rank met a NaN or an infinity.
+            shard_group: ranks that have the other shards; None: there are no others.
+        """
+        self._store = store
+        self._options = options
+        self._shard_group = shard_group
+        self._exchange = Exchange(store, options, has_slots=False)
+        self._backward = BackwardPass(self, store)
+        self._sums: dict[ModuleShards, _Sum] = {}  # on their way
+        self._taking_part: dict[ModuleShards, None] = {}  # in the backward() that runs
+
+    def add(self, named: Sequence[tuple[str, torch.Tensor]]) -> None:
+        """Declares shards, in the order of the forward pass. A collective.
+
+        Args:
+            named: names of parameters, and tensors of the shards' shapes and of the dtype in which they are summed.
+        """
+        self._exchange.add(named, [None] * len(named), range(len(named)))
+
+    def sum_in_place(self, module: ModuleShards, output: torch.Tensor, op: Any) -> None:
+        """Begins to sum a module's gradients; FSDP calls it through a ReplicaGroup.
+
+        Args:
+            output: (elements,), of any floating dtype, or a complex one's (elements, 2).
+            op: ReduceOp.SUM or ReduceOp.AVG.
+        """
+        with torch.no_grad():
+            self._backward.enter()
+            if module in self._sums:  # it took part in the forward pass twice
+                self._deliver(module)
+            at_once = module.needs_mean_at_once(output)
+            flat = flat_real(output)
+            is_gradient = not at_once and _can_stay(flat) and module.becomes_gradients(output)
+            numbers = output.shape[1] if output.dim() == 2 else 1
+            places = module.cut(flat, numbers)
+            staged = flat if is_gradient else _staged(flat, is_needed=not at_once)
+            runs = places if staged is flat else module.cut(staged, numbers)
+            self._taking_part[module] = None
+            self._sums[module] = _Sum(
+                runs,
+                {shard.index: self._exchange.submit(shard.index, run) for shard, run in runs},
+                factor_of(op, self._store.num_workers) * self._store.num_workers,
+                [place for _, place in places] if at_once else None,
+                is_gradient,
+            )
+            if at_once:
+                self._deliver(module)
+            elif not is_gradient:
+                flat.zero_()
+
+    def _deliver(self, module: ModuleShards) -> None:
+        """Waits for a module's means, and hands them over."""
+        done = self._sums.pop(module)
+        self._exchange.take_in(done.tickets)
+        for number, (shard, run) in enumerate(done.runs):
+            if done.factor != 1.0:
+                run.mul_(done.factor)
+            if done.targets is not None:
+                if run.data_ptr() != done.targets[number].data_ptr():
+                    done.targets[number].copy_(run)
+            elif not done.is_gradient and (gradient := shard.gradient) is not None:
+                gradient.add_(run.view(shard.shape).to(gradient))
+
+    # -- as a Listener of BackwardPass -----------------------------------------------------------------
+
+    def on_backward_begin(self) -> None:
+        """Nothing is to be done: the first all-reduce begins it."""
+
+    def on_backward_end(self) -> None:
+        """Nothing is to be done: all is sent."""
+
+    @torch.no_grad()
+    def on_all_sent(self) -> None:
+        """Waits for all means, and ends the step."""
+        for module in list(self._sums):
+            self._deliver(module)
+        nonfinite = self._exchange.finish(self._met_by_other_shards)
+        if nonfinite and self._options.vetoes:
+            _spoil(self._taking_part)
+        self._taking_part.clear()
+        self._exchange.advance()
+        self._exchange.count_step()
+        if nonfinite and self._options.grad_scaler is None and self._options.on_nonfinite != "ignore":
+            warn_of_nonfinite(self._options.on_nonfinite)
+
+    def on_backward_failed(self) -> None:
+        """Does as at its end: replicas have had the same sums."""
+        self.on_all_sent()
+
+    def _met_by_other_shards(self, own: bool) -> bool:
+        if self._shard_group is None:
+            return own
+        device = torch.device("cpu" if "cpu" in dist.get_backend_config(self._shard_group) else "cuda")
+        met = torch.tensor([int(own)], device=device)
+        dist.all_reduce(met, dist.ReduceOp.MAX, self._shard_group)
+        return bool(met.item())
+
+    # -- checkpoints -----------------------------------------------------------------------------------
+
+    def state(self) -> dict[str, Any]:
+        """What this rank has not sent yet."""
+        return self._exchange.state()
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Goes on from it."""
+        self._exchange.load(state)
+
+
+def _can_stay(flat: torch.Tensor) -> bool:
+    """Whether codecs can work on a tensor itself."""
+    return flat.dtype == torch.float32 and home_of([flat]) == flat.device
+
+
+def _staged(flat: torch.Tensor, *, is_needed: bool) -> torch.Tensor:
+    """A copy that codecs can work on. is_needed: also where they can work on the tensor itself."""
+    dtype = exchanged_dtype(flat.dtype)
+    home = home_of([flat]) if dtype == torch.float32 else torch.device("cpu")
+    return flat.to(device=home, dtype=dtype, copy=is_needed)
+
+
+def _spoil(modules: Iterable[ModuleShards]) -> None:
+    """Has a GradScaler find that the step is not to be taken."""
+    for module in modules:
+        for shard in module.trained:
+            if shard.elements and (gradient := shard.gradient) is not None:
+                gradient.view(-1)[0] = math.nan
+                break

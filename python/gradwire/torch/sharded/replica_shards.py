@@ -1,0 +1,112 @@
+"""The shards of one FSDP module's parameters on this rank, of which its replicas have the same."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from gradwire.torch.elements import as_real
+
+# Sums of these are divided by torch before and after they are made, and the latter before the mean is there.
+_LATE_DTYPES = (torch.float32, torch.bfloat16)
+
+
+@dataclass(frozen=True)
+class Shard:
+    """One parameter's.
+
+    Attributes:
+        index: at the exchange.
+        parameter: FSDP's.
+    """
+
+    index: int
+    parameter: Any
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(self.parameter.sharded_size)
+
+    @property
+    def elements(self) -> int:
+        return math.prod(self.shape)
+
+    @property
+    def is_trained(self) -> bool:
+        return bool(self.parameter.sharded_param.requires_grad)
+
+    @property
+    def gradient(self) -> torch.Tensor | None:
+        """p.grad's part of this rank."""
+        whole = self.parameter.sharded_param.grad
+        return None if whole is None else whole._local_tensor
+
+
+class ModuleShards:
+    """Those of one of FSDP's parameter groups, whose gradients come as one tensor."""
+
+    def __init__(self, name: str, group: Any, indices: Sequence[int]) -> None:
+        """
+        Args:
+            name: of the module, for error texts.
+            group: FSDP's.
+            indices: of its parameters at the exchange; of those that have no element on this rank, any.
+        """
+        self._name = name
+        self._group = group
+        self._shards = [Shard(*each) for each in zip(indices, group.fsdp_params, strict=True)]
+
+    @property
+    def trained(self) -> Sequence[Shard]:
+        return [shard for shard in self._shards if shard.is_trained]
+
+    def cut(self, flat: torch.Tensor, numbers: int) -> list[tuple[Shard, torch.Tensor]]:
+        """Returns each shard that has elements, and where its gradient is in the module's.
+
+        Args:
+            flat: real (elements,): what FSDP all-reduces.
+            numbers: of one element: 2 of a complex one, else 1.
+
+        Raises:
+            RuntimeError: it is of other parameters.
+        """
+        padded = [math.prod(shard.parameter.padded_sharded_param_size) * numbers for shard in self.trained]
+        if sum(padded) != flat.numel():
+            raise RuntimeError(
+                f"gradwire.torch: compress_all_reduce: the FSDP module {self._name!r} all-reduces "
+                f"{flat.numel()} numbers, and its trained parameters have {sum(padded)}: some got no gradient, and "
+                "this torch cannot count those as zeros, since it has no set_reduce_scatter_unused_params(); use "
+                "torch 2.12, or freeze parameters that are not used"
+            )
+        parts = flat.split(padded)  # type: ignore[no-untyped-call]
+        return [
+            (shard, part[: shard.elements * numbers])
+            for shard, part in zip(self.trained, parts, strict=True)
+            if shard.elements
+        ]
+
+    def needs_mean_at_once(self, output: torch.Tensor) -> bool:
+        """Whether FSDP, or a hook of the script, works on a gradient before backward() has ended."""
+        return (
+            output.dtype not in _LATE_DTYPES
+            or getattr(self._group, "force_sum_reduction_for_comms", False)
+            or any(
+                getattr(shard.parameter.sharded_param, "_post_accumulate_grad_hooks", None)
+                for shard in self.trained
+            )
+        )
+
+    def becomes_gradients(self, output: torch.Tensor) -> bool:
+        """Whether p.grad will be views of what FSDP all-reduces; else it is copied, or added to what is there."""
+        return output.dtype == self._group._orig_dtype and not any(
+            shard.gradient is not None or shard.parameter.offload_to_cpu for shard in self.trained
+        )
+
+
+def flat_real(output: torch.Tensor) -> torch.Tensor:
+    """Returns a contiguous tensor's own memory: real (elements,)."""
+    return as_real(output).view(-1)

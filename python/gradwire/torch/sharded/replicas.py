@@ -1,0 +1,254 @@
+"""HSDP: compresses the all-reduce of gradients between the replicas of a sharded model.
+
+    mesh = init_device_mesh("cuda", (hosts, gpus), mesh_dim_names=("replicate", "shard"))
+    fully_shard(model, mesh=mesh)
+    compressed = gradwire.torch.compress_all_reduce(model, codec="int8")
+
+torch shards the model inside a host, where links are fast, and reduce-scatters gradients there. Then each rank sums its
+shard with the ranks that have the same shard on other hosts: this is what travels compressed, with a residual for each
+element. The ranks of a host send the payload of one gradient together. Modules of torch's replicate(), which are not
+sharded, are compressed too.
+
+Sums are sent while backward() runs. When it returns, p.grad holds the mean, as without gradwire.
+
+Threading: called on autograd's thread.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, NoReturn
+
+import torch
+import torch.distributed as dist
+from torch.distributed.fsdp import FSDPModule
+
+from gradwire.kv import KVStore
+from gradwire.torch import session
+from gradwire.torch.distributed_checkpoint import by_rank, is_for_distributed_checkpoint, of_rank
+from gradwire.torch.exchange_options import GivenOptions, OnNonfinite, agree_on_options
+from gradwire.torch.process_group import store_of
+from gradwire.torch.sharded.layout import parameter_groups
+from gradwire.torch.sharded.replica_exchange import ReplicaExchange
+from gradwire.torch.sharded.replica_group import ReplicaGroup, SumInPlace
+from gradwire.torch.sharded.replica_shards import ModuleShards
+from gradwire.torch.warm_up import Stages
+
+_WHO = "gradwire.torch: compress_all_reduce"
+
+
+def compress_all_reduce(
+    model: torch.nn.Module,
+    codec: session.Wanted,
+    *,
+    codecs: Mapping[str, session.Wanted] | None = None,
+    warm_up: Stages | None = None,
+    grad_scaler: Any = None,
+    on_nonfinite: OnNonfinite = "warn",
+    budget: str | None = None,
+    row_column_scales: bool = False,
+) -> AllReduces:
+    """Compresses the all-reduce of every FSDP module that has replicas. A collective of all ranks of the model's mesh,
+    after fully_shard().
+
+    Ranks that hold the same shard are the workers of one gradwire job: a mesh of 2 hosts with 4 ranks makes 4 jobs of 2
+    workers. Each parameter's shard has its own key. A parameter without a gradient in a backward() counts as zeros, and
+    then has a gradient (torch's set_reduce_scatter_unused_params).
+
+    Args:
+        model: the module that fully_shard() was called on, with its parts, with a mesh of two dimensions: replicas, and
+            shards.
+        codec: as `compression` of DistributedOptimizer; GRADWIRE_COMPRESSION overrides it. With Adam and AdamW use
+            "int8": 2bit and 1bit lose accuracy with them.
+        codecs: codecs for some parameters, by shell patterns of their names, as for DistributedOptimizer. Default:
+            none.
+        warm_up: codecs for the first steps, as for HookState: it counts backward() calls whose gradients are
+            all-reduced. Default: no warm-up.
+        grad_scaler: the torch.amp.GradScaler that scales the loss, as for DistributedOptimizer. Default: None.
+        on_nonfinite: "warn", "ignore" or "skip_step", as for HookState. Default: "warn".
+        budget: what codec="auto" may cost, as for HookState. Default: "0.3 points".
+        row_column_scales: as for DistributedOptimizer. Default: False.
+
+    Returns: an object with the state that checkpoints of this rank need: state_dict() and load_state_dict().
+
+    Raises:
+        ValueError: no module of the model has replicas, or its modules have different ones; an argument is not valid;
+            ranks differ; this process is in a gradwire job of other ranks.
+        TypeError: an argument has the wrong type.
+    """
+    modules = _replicated(model)
+    replicas = _one_group_of([group for _, group in modules])
+    given = GivenOptions(
+        "compress_all_reduce",
+        codec,
+        codecs=codecs,
+        warm_up=warm_up,
+        grad_scaler=grad_scaler,
+        on_nonfinite=on_nonfinite,
+        budget=budget,
+        row_column_scales=row_column_scales,
+    )
+    store = store_of(replicas)
+    ranks = dist.get_process_group_ranks(replicas)
+    named = _named_shards(model, [group for _, group in modules])
+    options = given.at(store, named)
+    agree_on_options(store, "compress_all_reduce", {"ranks with this shard": ranks, **options.alike})
+    exchange = ReplicaExchange(store, options, _group_of_shards(modules[0][1]))
+    exchange.add([(name, _summed(group, parameter)) for name, (group, parameter) in named.items()])
+    indices = {id(parameter): index for index, (_, parameter) in enumerate(named.values())}
+    for name, group in modules:
+        shards = ModuleShards(name, group, [indices.get(id(each), -1) for each in group.fsdp_params])
+        _stand_in(group, functools.partial(exchange.sum_in_place, shards))
+        group.reduce_scatter_unused_params = True  # replicas of a shard send the same parameters
+    return AllReduces(store, exchange)
+
+
+def _replicated(model: torch.nn.Module) -> list[tuple[str, Any]]:
+    """Returns FSDP's parameter groups that have replicas, each with the name of its module.
+
+    Raises:
+        ValueError: there are none.
+    """
+    found = [
+        (name, group)
+        for name, module in model.named_modules()
+        if isinstance(module, FSDPModule)
+        for group in parameter_groups(module)
+        if hasattr(group.mesh_info, "replicate_process_group")
+    ]
+    if not found:
+        raise ValueError(
+            f"{_WHO}: no module of the model is sharded and has replicas; call torch.distributed.fsdp.fully_shard("
+            "model, mesh=mesh) with a mesh of two dimensions first, the first of them the replicas; for a mesh of one "
+            "dimension use compress_reduce_scatter()"
+        )
+    return found
+
+
+def _one_group_of(groups: Sequence[Any]) -> dist.ProcessGroup:
+    """Returns the process group over which all of FSDP's parameter groups all-reduce.
+
+    Raises:
+        ValueError: there are several, or they are compressed already.
+    """
+    found: dict[int, dist.ProcessGroup] = {
+        id(one): one for one in (group.mesh_info.replicate_process_group for group in groups)
+    }
+    one, *others = found.values()
+    if isinstance(one, ReplicaGroup):
+        raise ValueError(f"{_WHO}: the model's all-reduce is compressed already; call it once for a model")
+    if others:
+        raise ValueError(
+            f"{_WHO}: modules of the model have replicas on different ranks: "
+            f"{[dist.get_process_group_ranks(each) for each in found.values()]}; give fully_shard() one mesh for all"
+        )
+    return one
+
+
+def _named_shards(model: torch.nn.Module, groups: Sequence[Any]) -> dict[str, tuple[Any, Any]]:
+    """Returns parameters of which this rank has elements, by name in the order of the forward pass: FSDP's group and
+    FSDP's parameter.
+    """
+    prefixes = {module: f"{name}." if name else "" for name, module in model.named_modules()}
+    found = {
+        prefixes[parameter._module_info.module] + parameter._module_info.param_name: (group, parameter)
+        for group in groups
+        for parameter in group.fsdp_params
+        if math.prod(parameter.sharded_size)
+    }
+    order = {name: place for place, (name, _) in enumerate(model.named_parameters())}
+    return dict(sorted(found.items(), key=lambda item: order[item[0]]))
+
+
+def _summed(group: Any, parameter: Any) -> torch.Tensor:
+    """Returns a tensor without memory, of a shard's shape and of the dtype in which FSDP sums its gradient."""
+    own: torch.dtype = parameter.sharded_param.dtype
+    dtype = group.mp_policy.reduce_dtype or group.mp_policy.param_dtype or own
+    return torch.empty(parameter.sharded_size, dtype=dtype, device="meta")
+
+
+def _group_of_shards(group: Any) -> dist.ProcessGroup | None:
+    """Returns the ranks that have the other shards; None: there are none."""
+    ranks: dist.ProcessGroup | None = getattr(group.mesh_info, "shard_process_group", None)
+    return None if ranks is None or ranks.size() == 1 else ranks
+
+
+def _stand_in(group: Any, sum_in_place: SumInPlace) -> None:
+    """Has one of FSDP's parameter groups all-reduce by a function of ours."""
+    group.mesh_info = copy.copy(group.mesh_info)  # other modules may have the same
+    group.mesh_info.replicate_process_group = ReplicaGroup(
+        group.mesh_info.replicate_process_group, sum_in_place
+    )
+
+
+class AllReduces:
+    """The compressed all-reduces of one model. compress_all_reduce() makes it."""
+
+    def __init__(self, store: KVStore, exchange: ReplicaExchange) -> None:
+        """
+        Args:
+            store: its workers are the replicas of this rank's shard.
+            exchange: of the model.
+        """
+        self._store = store
+        self._exchange = exchange
+
+    @property
+    def store(self) -> KVStore:
+        return self._store
+
+    def stats(self, servers: bool = False, *, residuals: bool = True) -> dict[str, Any]:
+        """Returns what this rank has exchanged so far, as KVStore.stats()."""
+        return self._store.stats(servers, residuals=residuals)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns this rank's residuals: tensors by name. Save it on every rank, beside the model.
+
+        With a codec that compresses replies, or agrees on scales, a resumed run has other bits than one that never
+        stopped.
+
+        torch.distributed.checkpoint keeps one copy of what all ranks name alike, so it gets bytes by rank.
+        """
+        own = self.own_state()
+        return by_rank(own, *_place()) if is_for_distributed_checkpoint() else own
+
+    def own_state(self) -> dict[str, Any]:
+        """Returns this rank's residuals, also for torch.distributed.checkpoint."""
+        own = self._exchange.state()
+        return {**own, "place": list(_place())} if own else {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continues from a state_dict(), in the next step. Parameters that it lacks start without a residual.
+
+        Raises:
+            ValueError: it was saved by another rank, or in a job of another number of ranks, whose shards differ.
+        """
+        state = dict(of_rank(state, *_place()))
+        rank, ranks = state.pop("place", _place())
+        if (rank, ranks) != _place():
+            raise ValueError(
+                f"gradwire.torch: what the replicas' all-reduce has not sent yet was saved by rank {rank} of {ranks}, "
+                f"and this is rank {dist.get_rank()} of {dist.get_world_size()}, whose shards are others; save "
+                "compress_all_reduce()'s state on every rank, and load each where it was saved, or begin without"
+            )
+        self._exchange.load(state)
+
+    def checkpoint_part(self, listed: Sequence[Any], model: torch.nn.Module) -> NoReturn:
+        """Raises TypeError: save_checkpoint() writes one job, and each shard's replicas are one."""
+        raise TypeError(
+            "gradwire.torch: save_checkpoint() is for one job, and the replicas of each shard are a job of their own; "
+            "save model, optimizer and what compress_all_reduce() returned with torch.distributed.checkpoint"
+        )
+
+    def __reduce__(self) -> Any:
+        raise TypeError(
+            "gradwire.torch: what compress_all_reduce() returned cannot be pickled or copied: it is of this process; "
+            "save its state_dict() on every rank"
+        )
+
+
+def _place() -> tuple[int, int]:
+    return dist.get_rank(), dist.get_world_size()

@@ -1,0 +1,455 @@
+"""What four ranks do in torch_hsdp_test.py: HSDP's compressed all-reduce between two hosts of two ranks, beside torch's
+own.
+
+python -m torch.distributed.run --nproc-per-node 4 torch_hsdp_cases.py
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import pickle
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import gradwire as gw
+import gradwire.torch
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed._composable.replicate_with_fsdp import replicate
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
+from torch_programs import case, run_cases_in_a_group
+
+
+@functools.cache
+def mesh() -> DeviceMesh:
+    return init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))
+
+
+class Net(nn.Module):
+    """Has shards of uneven length, one of which is empty on a rank, and a scalar-like one."""
+
+    def __init__(self, dtype: torch.dtype = torch.float32) -> None:
+        super().__init__()
+        torch.manual_seed(5)
+        self.first = nn.Linear(9, 33, dtype=dtype)
+        self.norm = nn.LayerNorm(33, dtype=dtype)
+        self.last = nn.Linear(33, 1, dtype=dtype)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.last(torch.relu(self.norm(self.first(x))))
+
+
+def shard(model: nn.Module, **options: Any) -> nn.Module:
+    for part in list(model.children()):
+        fully_shard(part, mesh=mesh(), **options)
+    return fully_shard(model, mesh=mesh(), **options)
+
+
+def inputs(step: int, dtype: torch.dtype = torch.float32, rows: int = 6) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(100 * step + dist.get_rank())
+    return torch.randn(rows, 9, generator=generator).to(dtype)
+
+
+def own_gradients(model: nn.Module) -> list[torch.Tensor]:
+    return [p.grad.to_local().clone() for p in model.parameters() if p.grad is not None]  # type: ignore[attr-defined]
+
+
+def trained(
+    codec: str | None, step: Callable[[nn.Module, int], None], steps: int = 3, **options: Any
+) -> list[list[torch.Tensor]]:
+    """Gradients of each step on this rank. codec: None: torch's own all-reduce."""
+    dtype = options.pop("dtype", torch.float32)
+    prepare = options.pop("prepare", lambda model: None)
+    model = shard(Net(dtype), **options)
+    prepare(model)
+    if codec is not None:
+        gw.torch.compress_all_reduce(model, codec)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, foreach=True)
+    found = []
+    for number in range(steps):
+        optimizer.zero_grad()
+        step(model, number)
+        found.append(own_gradients(model))
+        optimizer.step()
+    return found
+
+
+def plain_step(dtype: torch.dtype = torch.float32) -> Callable[[nn.Module, int], None]:
+    def step(model: nn.Module, number: int) -> None:
+        model(inputs(number, dtype)).square().mean().backward()
+
+    return step
+
+
+def require_torchs(step: Callable[[nn.Module, int], None], **options: Any) -> None:
+    """Uncompressed to the bit."""
+    true = trained(None, step, **options)
+    ours = trained("none", step, **options)
+    for number, (mine, theirs) in enumerate(zip(ours, true, strict=True)):
+        assert len(mine) == len(theirs)
+        for one, other in zip(mine, theirs, strict=True):
+            torch.testing.assert_close(one, other, rtol=0, atol=0, msg=f"step {number}")
+
+
+@case
+def without_a_codec_gradients_are_torchs_to_the_bit() -> None:
+    require_torchs(plain_step())
+
+
+@case
+def mixed_precision_and_offloading_are_torchs() -> None:
+    for policy in (
+        MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32),
+        MixedPrecisionPolicy(param_dtype=torch.float16, reduce_dtype=torch.float32),
+    ):
+        require_torchs(plain_step(), mp_policy=policy)
+    require_torchs(plain_step(), offload_policy=CPUOffloadPolicy(pin_memory=False))
+
+
+@case
+def float64_is_summed_in_64_bits() -> None:
+    require_torchs(plain_step(torch.float64), dtype=torch.float64)
+
+
+@case
+def half_precision_sums_are_nearly_torchs() -> None:
+    # torch rounds the mean to the half-precision type, and here it is float32.
+    for dtype in (torch.bfloat16, torch.float16):
+        policy = MixedPrecisionPolicy(reduce_dtype=dtype)
+        true = trained(None, plain_step(), steps=1, mp_policy=policy)[0]
+        ours = trained("none", plain_step(), steps=1, mp_policy=policy)[0]
+        for one, other in zip(ours, true, strict=True):
+            torch.testing.assert_close(one, other, rtol=2.0**-7, atol=1e-6)
+
+
+@case
+def microbatches_are_summed_once_or_each_time() -> None:
+    def once(model: nn.Module, number: int) -> None:
+        for part in range(3):
+            model.set_requires_all_reduce(part == 2)  # type: ignore[operator]
+            model(inputs(10 * number + part)).square().mean().backward()
+
+    def locally(model: nn.Module, number: int) -> None:
+        for part in range(3):
+            model.set_requires_gradient_sync(part == 2)  # type: ignore[operator]
+            model(inputs(10 * number + part)).square().mean().backward()
+
+    def each_time(model: nn.Module, number: int) -> None:
+        for part in range(3):
+            model(inputs(10 * number + part)).square().mean().backward()
+
+    for step in (once, locally, each_time):
+        require_torchs(step)
+
+
+@case
+def factors_and_forced_sums_are_torchs() -> None:
+    for force, factor in ((True, None), (False, 2.0), (True, 3.0)):  # Gloo refuses (False, 3.0)
+
+        def prepare(model: nn.Module, force: bool = force, factor: float | None = factor) -> None:
+            for module in model.modules():
+                if hasattr(module, "set_force_sum_reduction_for_comms"):
+                    module.set_force_sum_reduction_for_comms(force)
+                    if factor is not None:
+                        module.set_gradient_divide_factor(factor)
+
+        require_torchs(plain_step(), prepare=prepare)
+
+
+@case
+def a_module_that_is_used_twice_is_summed_twice() -> None:
+    def step(model: nn.Module, number: int) -> None:
+        x = inputs(number)
+        (model(x).square().mean() + model(2 * x).square().mean()).backward()
+
+    require_torchs(step)
+
+
+@case
+def an_optimizer_inside_backward_gets_means() -> None:
+    seen: list[torch.Tensor] = []
+
+    def prepare(model: nn.Module) -> None:
+        for parameter in model.parameters():
+            parameter.register_post_accumulate_grad_hook(
+                lambda p: seen.append(p.grad.to_local().clone())  # type: ignore[attr-defined]
+            )
+
+    true = trained(None, plain_step(), prepare=prepare)
+    theirs = list(seen)
+    seen.clear()
+    assert_same(trained("none", plain_step(), prepare=prepare), true)
+    assert_same([seen], [theirs])
+
+
+def assert_same(ours: list[list[torch.Tensor]], true: list[list[torch.Tensor]]) -> None:
+    for mine, theirs in zip(ours, true, strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=0, atol=0)
+
+
+@case
+def frozen_and_thawed_parameters() -> None:
+    def step(model: nn.Module, number: int) -> None:
+        model.first.weight.requires_grad_(number != 1)  # type: ignore[union-attr]
+        model(inputs(number)).square().mean().backward()
+
+    # FSDP itself cannot change this between steps in place: the whole layer is frozen.
+    def whole(model: nn.Module, number: int) -> None:
+        for parameter in model.first.parameters():  # type: ignore[union-attr]
+            parameter.requires_grad_(number != 1)
+        model(inputs(number)).square().mean().backward()
+
+    for each in (step, whole):
+        require_torchs(each)
+
+
+@case
+def codecs_compress_what_travels_between_hosts_alone() -> None:
+    sent = {}
+    for codec in ("none", "int8"):
+        model = shard(nn.Sequential(nn.Linear(256, 512), nn.Linear(512, 64)))
+        compressed = gw.torch.compress_all_reduce(model, codec)
+        before = compressed.stats()["bytes_sent"]
+        for number in range(4):
+            model(torch.randn(4, 256, generator=torch.Generator().manual_seed(number))).mean().backward()
+        sent[codec] = compressed.stats()["bytes_sent"] - before
+    shard_bytes = 4 * 4 * (256 * 512 + 512 + 512 * 64 + 64) / 2  # of four steps
+    assert sent["none"] < 1.1 * shard_bytes, (sent, shard_bytes)  # of two workers: half there, half back
+    assert 0.2 < sent["int8"] / sent["none"] < 0.3, sent
+
+
+@case
+def lossy_training_follows_torchs_and_replicas_stay_alike() -> None:
+    true = trained(None, plain_step(), steps=8)
+    for codec in ("int8:block=32", "fp16", "nf2", "2bit"):
+        ours = trained(codec, plain_step(), steps=8)
+        near = torch.cat([g.flatten() for g in ours[0]]) - torch.cat([g.flatten() for g in true[0]])
+        norm = torch.cat([g.flatten() for g in true[0]]).norm()
+        if codec in ("int8:block=32", "fp16"):
+            assert near.norm() < 0.02 * norm, codec
+        for gradient in ours[-1]:
+            pair = [torch.empty_like(gradient) for _ in range(2)]
+            dist.all_gather(pair, gradient, group=mesh().get_group("replicate"))
+            assert torch.equal(*pair), codec
+
+
+@case
+def what_is_not_sent_is_sent_later() -> None:
+    """The sum of all means and what is left is the sum of all gradients."""
+    model = shard(Net())
+    compressed = gw.torch.compress_all_reduce(model, "2bit:threshold=0.05")
+    own = shard(Net())
+    sums = [torch.zeros_like(p.to_local()) for p in model.parameters()]  # type: ignore[attr-defined]
+    true = [torch.zeros_like(each) for each in sums]
+    for number in range(5):
+        for net, total in ((model, sums), (own, true)):
+            net.zero_grad()
+            plain_step()(net, number)
+            for each, gradient in zip(total, own_gradients(net), strict=True):
+                each += gradient
+    residuals = compressed.state_dict()["residuals"]
+    for name, each, other in zip(dict(model.named_parameters()), sums, true, strict=True):
+        if name not in residuals:  # a shard without elements, or too small to be encoded
+            torch.testing.assert_close(each, other, rtol=1e-5, atol=1e-6)
+            continue
+        left = residuals[name].view(each.shape).clone()
+        dist.all_reduce(left, group=mesh().get_group("replicate"))
+        torch.testing.assert_close(each + left / 2, other, rtol=1e-5, atol=1e-6)
+
+
+@case
+def a_codec_by_name_and_a_warm_up() -> None:
+    model = shard(Net())
+    compressed = gw.torch.compress_all_reduce(
+        model, "2bit:threshold=9", codecs={"*norm*": "none", "*.bias": "none"}, warm_up=[("none", 2)]
+    )
+    names = list(dict(model.named_parameters()))
+    for number in range(3):
+        model.zero_grad()
+        plain_step()(model, number)
+        zero = {n: not g.any() for n, g in zip(names, own_gradients(model), strict=True) if g.numel()}
+        assert zero == {n: number == 2 and "norm" not in n and "bias" not in n for n in zero}, (number, zero)
+    assert all(
+        name.endswith("weight") and "norm" not in name for name in compressed.state_dict()["residuals"]
+    )
+
+
+@case
+def a_nan_on_one_rank_spoils_the_step_on_all_and_residuals_are_as_before() -> None:
+    model = shard(Net())
+    scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+    compressed = gw.torch.compress_all_reduce(model, "2bit:threshold=0.01", grad_scaler=scaler)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def step(number: int, factor: float) -> None:
+        optimizer.zero_grad()
+        scaler.scale(model(inputs(number)).square().mean() * factor).backward()
+        scaler.step(optimizer)
+        scaler.update()
+
+    step(0, 1.0)
+    before = copy.deepcopy(compressed.state_dict()["residuals"])
+    weights = [p.to_local().clone() for p in model.parameters()]  # type: ignore[attr-defined]
+    step(1, float("nan") if dist.get_rank() == 3 else 1.0)
+    assert scaler.get_scale() == 2.0
+    for name, residual in compressed.state_dict()["residuals"].items():
+        assert torch.equal(residual, before[name]), name
+    assert_same([[p.to_local() for p in model.parameters()]], [weights])  # type: ignore[attr-defined]
+    step(2, 1.0)
+    assert not all(torch.equal(r, before[n]) for n, r in compressed.state_dict()["residuals"].items())
+
+
+@case
+def an_infinity_is_told_where_no_scaler_is() -> None:
+    model = shard(Net())
+    gw.torch.compress_all_reduce(model, "int8")
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        (model(inputs(0)).square().mean() * float("inf")).backward()
+    assert any("held a NaN or an infinity" in str(w.message) for w in caught)
+
+
+@case
+def a_backward_that_fails_is_over() -> None:
+    model = shard(Net())
+    gw.torch.compress_all_reduce(model, "none")
+
+    def fail(gradient: torch.Tensor) -> None:
+        raise ArithmeticError("on purpose")
+
+    hidden = model.first(inputs(0))  # type: ignore[operator]
+    hidden.register_hook(fail)
+    with pytest.raises(ArithmeticError):
+        model.last(model.norm(hidden)).mean().backward()  # type: ignore[operator]
+    model = shard(Net())
+    gw.torch.compress_all_reduce(model, "none")
+    true = shard(Net())
+    for net in (model, true):
+        plain_step()(net, 1)
+    assert_same([own_gradients(model)], [own_gradients(true)])
+
+
+@case
+def a_run_goes_on_to_the_bit_from_its_state() -> None:
+    def steps(model: nn.Module, numbers: Iterator[int] | range) -> None:
+        for number in numbers:
+            model.zero_grad()
+            plain_step()(model, number)
+            with torch.no_grad():
+                for parameter in model.parameters():
+                    parameter -= 0.1 * parameter.grad
+
+    codec = {"type": "nf2", "reply": "fp32"}
+    whole = shard(Net())
+    gw.torch.compress_all_reduce(whole, codec)
+    steps(whole, range(6))
+    first = shard(Net())
+    compressed = gw.torch.compress_all_reduce(first, codec)
+    steps(first, range(3))
+    saved, weights = compressed.state_dict(), {n: p.to_local().clone() for n, p in first.named_parameters()}  # type: ignore[attr-defined]
+    second = shard(Net())
+    compressed = gw.torch.compress_all_reduce(second, codec)
+    with torch.no_grad():
+        for name, parameter in second.named_parameters():
+            parameter.to_local().copy_(weights[name])  # type: ignore[attr-defined]
+    compressed.load_state_dict(pickle.loads(pickle.dumps(saved)))
+    steps(second, range(3, 6))
+    for one, other in zip(second.parameters(), whole.parameters(), strict=True):
+        assert torch.equal(one.to_local(), other.to_local())  # type: ignore[attr-defined]
+    with pytest.raises(ValueError, match=r"was saved by rank 7 of 8, and this is rank \d of 4"):
+        compressed.load_state_dict({**saved, "place": [7, 8]})
+
+
+@case
+def replicated_modules_are_summed() -> None:
+    """torch's replicate(), which is FSDP2 without shards."""
+
+    def gradients(codec: str | None) -> list[torch.Tensor]:
+        model = Net()
+        for part in (*model.children(), model):
+            replicate(part, mesh=mesh()["replicate"])
+        if codec is not None:
+            gw.torch.compress_all_reduce(model, codec)
+        plain_step()(model, 0)
+        return own_gradients(model)
+
+    true = gradients(None)
+    assert_same([gradients("none")], [true])
+    for one, other in zip(gradients("int8:block=32"), true, strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=0.02 * float(other.abs().max()))
+
+
+@case
+def replicas_without_shards() -> None:
+    """A mesh of four replicas of one shard each."""
+    line = init_device_mesh("cpu", (4, 1), mesh_dim_names=("replicate", "shard"))
+
+    def gradients(codec: str | None) -> list[torch.Tensor]:
+        model = Net()
+        fully_shard(model, mesh=line)
+        if codec is not None:
+            gw.torch.compress_all_reduce(model, codec)
+        plain_step()(model, 0)
+        return own_gradients(model)
+
+    # Another job than that of the other cases: this process is in one of two workers.
+    with pytest.raises(ValueError, match=r"gradwire's job and rank \d of 4 in the process group"):
+        gradients("none")
+    assert gradients(None)
+
+
+@case
+def a_group_of_as_many_other_ranks_is_refused() -> None:
+    """Rank 0 is the first of two in both of its groups."""
+    model = fully_shard(nn.Linear(8, 8), mesh=mesh()["shard"])
+    with pytest.raises(ValueError, match=r"in gradwire's job and rank|a process has one job"):
+        gw.torch.compress_reduce_scatter(model, "int8", mesh().get_group("shard"))
+
+
+@case
+def what_is_not_replicated_is_refused() -> None:
+    with pytest.raises(ValueError, match="no module of the model is sharded and has replicas"):
+        gw.torch.compress_all_reduce(nn.Linear(2, 2), "int8")
+    with pytest.raises(ValueError, match="no module of the model is sharded and has replicas"):
+        gw.torch.compress_all_reduce(fully_shard(nn.Linear(8, 8)), "int8")
+    model = shard(Net())
+    with pytest.raises(ValueError, match="unknown codec"):
+        gw.torch.compress_all_reduce(model, "int9")
+    compressed = gw.torch.compress_all_reduce(model, "int8")
+    with pytest.raises(ValueError, match="is compressed already"):
+        gw.torch.compress_all_reduce(model, "int8")
+    with pytest.raises(TypeError, match=r"save_checkpoint\(\) is for one job"):
+        gw.torch.save_checkpoint("nowhere", model, compressed)
+    for take in (pickle.dumps, copy.deepcopy):
+        with pytest.raises(TypeError, match=r"compress_all_reduce\(\) returned cannot be pickled"):
+            take(compressed)
+
+
+@case
+def a_policy_of_the_replicas_group_compresses_their_sums() -> None:
+    replicas, shards = mesh().get_group("replicate"), mesh().get_group("shard")
+    true = trained("int8", plain_step())
+    model = shard(Net())
+    policy = gw.torch.compress_group(replicas, codec="int8", model=model)
+    plain_step()(model, 0)
+    assert_same([own_gradients(model)], true[:1])
+    assert policy.state_of(model).state_dict()["residuals"]
+    assert_same(trained(None, plain_step()), true)  # from its first forward pass on
+    gw.torch.compress_group(shards, codec="2bit")  # the replicas' group comes before it
+    assert_same(trained(None, plain_step()), true)
+    gw.torch.compress_group(replicas, codec="none")
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        exact = trained(None, plain_step())
+    assert any("stay uncompressed: a process joins one gradwire job" in str(w.message) for w in caught)
+    gw.torch.compress_group(shards, codec="none")
+    assert_same(exact, trained(None, plain_step()))
+
+
+if __name__ == "__main__":
+    run_cases_in_a_group(backend="gradwire")  # its collectives are Gloo's
