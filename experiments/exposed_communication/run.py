@@ -1,4 +1,5 @@
-"""What does a DDP step wait for the network? PyTorch's own hooks and gradwire's, in the same run on the same links.
+"""What does a step of DDP, FSDP2 or HSDP wait for the network? PyTorch's own sums and gradwire's, in the same run on
+the same links.
 
 python experiments/exposed_communication/run.py [--row NAME]... [--steps 7] [--folder DIR]
 python experiments/exposed_communication/run.py --tables       only prints README.md's tables from results.json
@@ -26,22 +27,41 @@ from gradwire.terminal.machine import machine_description
 
 WORKER = Path(__file__).with_name("worker.py")
 OURS = "gradwire"
-HOOKS = (
+DDP_HOOKS = (
     *("plain", "fp16", "powersgd 1", "powersgd 4"),
     *(f"{OURS} fp16", f"{OURS} int8", f"{OURS} 2bit", f"{OURS} 2bit:reply=2bit"),
 )
+SHARDED_HOOKS = ("plain", *(f"{OURS} {codec}" for codec in ("none", "fp16", "int8", "nf2")))
 BANDWIDTH = "1gbit"
 _SECONDS = 900
 
 
 @dataclass(frozen=True)
 class Row:
+    """way: ddp, fsdp, or hsdp with two ranks in each host."""
+
     model: str
     ranks: int
     launches: int
+    way: str = "ddp"
+
+    @property
+    def hooks(self) -> tuple[str, ...]:
+        return DDP_HOOKS if self.way == "ddp" else SHARDED_HOOKS
+
+    @property
+    def ranks_per_host(self) -> int:
+        return 2 if self.way == "hsdp" else 1
 
 
-ROWS = {"25m-2": Row("25m", 2, 2), "25m-4": Row("25m", 4, 2), "vgg16-2": Row("vgg16", 2, 1)}
+ROWS = {
+    "25m-2": Row("25m", 2, 2),
+    "25m-4": Row("25m", 4, 2),
+    "vgg16-2": Row("vgg16", 2, 1),
+    "fsdp-2": Row("25m", 2, 2, "fsdp"),
+    "fsdp-4": Row("25m", 4, 2, "fsdp"),
+    "hsdp-4": Row("25m", 4, 2, "hsdp"),
+}
 
 
 @dataclass(frozen=True)
@@ -79,7 +99,7 @@ def launch(row: Row, hook: str, steps: int, network: Network) -> list[dict[str, 
 
     with tempfile.TemporaryDirectory(prefix="gradwire-exposed-") as folder:
         job = run_job(
-            [sys.executable, str(WORKER), folder, row.model, hook, str(steps)],
+            [sys.executable, str(WORKER), folder, row.model, row.way, hook, str(steps)],
             row.ranks,
             0,
             worker_env=environment,
@@ -98,15 +118,16 @@ def measure(name: str, steps: int) -> dict[str, Any]:
     """Runs all hooks in turns, as often as the row says."""
     row = ROWS[name]
     load = os.getloadavg()[0]
-    taken: dict[str, list[list[dict[str, Any]]]] = {hook: [] for hook in HOOKS}
-    with Network.open(row.ranks, 0, BANDWIDTH, colocated=True) as network:
+    taken: dict[str, list[list[dict[str, Any]]]] = {hook: [] for hook in row.hooks}
+    with Network.open(row.ranks, 0, BANDWIDTH, colocated=True, ranks_per_host=row.ranks_per_host) as network:
         for number in range(row.launches):
-            for hook in HOOKS:
+            for hook in row.hooks:
                 print(f"{name}: {hook}: launch {number + 1} of {row.launches}", file=sys.stderr, flush=True)
                 taken[hook].append(launch(row, hook, steps, network))
     return {
         "row": name,
         "model": row.model,
+        "way": row.way,
         "ranks": row.ranks,
         "bandwidth": BANDWIDTH,
         "machine": machine_description(),
@@ -135,8 +156,13 @@ def summary(hook: str, launches: list[list[dict[str, Any]]]) -> dict[str, Any]:
 
 
 def dense_wire_seconds(row: dict[str, Any]) -> float:
-    """What uncompressed gradients need of the wire: 2(N-1)/N * 4 bytes * elements."""
-    bits = 2 * (row["ranks"] - 1) / row["ranks"] * 32 * row["records"][0]["parameters"]
+    """What uncompressed gradients need of the wire: 2(N-1)/N * 4 bytes * elements, of N hosts; half where they are
+    reduce-scattered alone.
+    """
+    way = row.get("way", "ddp")
+    hosts = row["ranks"] // 2 if way == "hsdp" else row["ranks"]
+    times = 1 if way == "fsdp" else 2
+    bits = times * (hosts - 1) / hosts * 32 * row["records"][0]["parameters"]
     return float(bits / (PAYLOAD_SHARE * parse_rate(row["bandwidth"])))
 
 

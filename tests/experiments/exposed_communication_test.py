@@ -70,6 +70,21 @@ def test_too_few_steps_are_refused() -> None:
     assert "expected 5 or more" in done.stderr
 
 
+def test_a_reduce_scatter_is_half_of_a_sum_and_replicas_are_hosts() -> None:
+    of_two = run.dense_wire_seconds({**row("fsdp-2", plain=1.0), "ranks": 2, "way": "fsdp"})
+    assert of_two == pytest.approx(1 / 2 * 1000 * 32 / 0.955e9)
+    of_hosts = run.dense_wire_seconds({**row("hsdp-4", plain=1.0), "way": "hsdp"})
+    assert of_hosts == pytest.approx(2 * 1 / 2 * 1000 * 32 / 0.955e9)
+
+
+def test_ranks_of_replicated_shards_take_steps_and_agree() -> None:
+    pytest.importorskip("torch")
+    with run.Network.open(4, 0, None, colocated=True) as network:
+        records = run.launch(run.Row("25m", 4, 1, "hsdp"), "gradwire int8", 1, network)
+    assert [len(record["step"]) for record in records] == [1] * 4
+    assert 0 < records[0]["relative_error"] < 0.05
+
+
 def test_two_ranks_take_steps_and_agree() -> None:
     pytest.importorskip("torch")
     with run.Network.open(2, 0, None, colocated=True) as network:

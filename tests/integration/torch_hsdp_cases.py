@@ -65,10 +65,11 @@ def trained(
     """Gradients of each step on this rank. codec: None: torch's own all-reduce."""
     dtype = options.pop("dtype", torch.float32)
     prepare = options.pop("prepare", lambda model: None)
+    arguments = options.pop("arguments", {})
     model = shard(Net(dtype), **options)
     prepare(model)
     if codec is not None:
-        gw.torch.compress_all_reduce(model, codec)
+        gw.torch.compress_all_reduce(model, codec, **arguments)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, foreach=True)
     found = []
     for number in range(steps):
@@ -227,7 +228,8 @@ def codecs_compress_what_travels_between_hosts_alone() -> None:
 def lossy_training_follows_torchs_and_replicas_stay_alike() -> None:
     true = trained(None, plain_step(), steps=8)
     for codec in ("int8:block=32", "fp16", "nf2", "2bit"):
-        ours = trained(codec, plain_step(), steps=8)
+        scaled = {"row_column_scales": codec == "int8:block=32"}
+        ours = trained(codec, plain_step(), steps=8, arguments=scaled)
         near = torch.cat([g.flatten() for g in ours[0]]) - torch.cat([g.flatten() for g in true[0]])
         norm = torch.cat([g.flatten() for g in true[0]]).norm()
         if codec in ("int8:block=32", "fp16"):

@@ -59,11 +59,13 @@ class Network:
         bandwidth: str | None,
         colocated: bool,
         queue_seconds: float | None = None,
+        ranks_per_host: int = 1,
     ) -> Iterator[Network]:
         """Makes the hosts, and removes them at the end.
 
         bandwidth: of each link; UNSHAPED: hosts of their own behind links as fast as they are; None: all here.
         queue_seconds: how long a packet may wait before a link; None: NetLab's own.
+        ranks_per_host: how many ranks, one after the other, share a host and its link.
 
         Raises: NetLabUnavailable: a bandwidth was given, and namespaces cannot be made here.
         """
@@ -75,11 +77,12 @@ class Network:
 
         rate = None if bandwidth == UNSHAPED else bandwidth
         queue = QUEUE_SECONDS if queue_seconds is None else queue_seconds
-        hosts = ranks if colocated else ranks + servers
+        first = -(-ranks // ranks_per_host)
+        hosts = first if colocated else first + servers
         with NetLab(hosts=hosts, bandwidth=rate, queue_seconds=queue) as lab:
-            workers = lab.hosts[:ranks]
+            workers = [lab.hosts[rank // ranks_per_host] for rank in range(ranks)]
             yield cls(
-                workers, workers if colocated else lab.hosts[ranks:], LocalHost(lab.bridge_address), lab
+                workers, workers if colocated else lab.hosts[first:], LocalHost(lab.bridge_address), lab
             )
 
     def place(self, role: str, rank: int) -> Watched:

@@ -48,12 +48,14 @@ def _ranks_of(group: dist.ProcessGroup | None) -> list[int]:
     return list(range(dist.get_world_size())) if group is None else dist.get_process_group_ranks(group)
 
 
-def store_of(group: dist.ProcessGroup | None = None) -> kv.KVStore:
+def store_of(group: dist.ProcessGroup | None = None, *, is_part: bool = False) -> kv.KVStore:
     """Returns the store whose workers are the group's ranks: the one by which this process has joined its job, or
     one that is made here. A collective of the group.
 
     Args:
         group: default: torch's default group.
+        is_part: of the ranks, and the others are in groups of their own, which do the same: each is a job, whatever a
+            launcher has prepared for all of them.
 
     Raises:
         ValueError: torch.distributed has not been initialised, or the store at hand has other ranks.
@@ -64,7 +66,7 @@ def store_of(group: dist.ProcessGroup | None = None) -> kv.KVStore:
             "gradwire.torch: torch.distributed is not initialised; call torch.distributed.init_process_group() first"
         )
     here = settings.read()
-    if kv.joined() is None and here.scheduler is None:
+    if kv.joined() is None and (is_part or here.scheduler is None):
         return join(group)
     ranks = _require_peers(group)
     if kv.joined() is None:  # else each rank of the group would wait for the job's others, who may never come

@@ -91,7 +91,7 @@ def compress_all_reduce(
         budget=budget,
         row_column_scales=row_column_scales,
     )
-    store = store_of(replicas)
+    store = store_of(replicas, is_part=replicas.size() < dist.get_world_size())
     ranks = dist.get_process_group_ranks(replicas)
     named = _named_shards(model, [group for _, group in modules])
     options = given.at(store, named)
