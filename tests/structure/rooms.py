@@ -113,6 +113,7 @@ PACKAGES: dict[str, set[str]] = {
     },
     "horovod": {"compress", "mxnet", "settings", "stores", "torch"},
     "byteps": {"horovod", "mxnet", "torch"},
+    "integrations": {"torch"},
 }
 PYTHON = Path("python/gradwire")
 

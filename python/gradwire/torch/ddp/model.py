@@ -65,6 +65,11 @@ class HookedModel:
         return set()
 
 
+def models_around(module: torch.nn.Module) -> list[DistributedDataParallel]:
+    """Returns all DistributedDataParallels that wrap this module. Goes through all objects of the process."""
+    return [ddp for ddp in _models(gc.get_objects()) if ddp.module is module]
+
+
 def _model_with(state: object) -> DistributedDataParallel | None:
     if state is None:
         return None
