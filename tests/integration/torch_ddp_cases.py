@@ -18,6 +18,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch._dynamo.utils import counters
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 from torch_programs import Net, case, images, run_cases_in_a_group
@@ -253,19 +254,33 @@ def two_models_in_turns() -> None:
 
 
 @case
-def a_compiled_model() -> None:
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(6, 6), nn.ReLU(), nn.Linear(6, 2))
-    theirs = DistributedDataParallel(copy.deepcopy(model))
-    ours, _ = hooked(model, "none", ddp={"find_unused_parameters": False, "bucket_cap_mb": 25})
-    compiled = torch.compile(ours, backend="aot_eager")
-    for step in range(3):
-        x = torch.randn(4, 6, generator=torch.Generator().manual_seed(10 * step + dist.get_rank()))
-        for each in (compiled, theirs):
-            each.zero_grad()
-            each(x).square().sum().backward()
-        for a, b in zip(model.parameters(), theirs.parameters(), strict=True):
-            torch.testing.assert_close(a.grad, b.grad, rtol=0, atol=0)
+def a_compiled_model_has_ddps_graphs_and_its_gradients() -> None:
+    def make() -> nn.Module:
+        torch.manual_seed(0)
+        return nn.Sequential(*(layer for _ in range(4) for layer in (nn.Linear(600, 600), nn.ReLU())))
+
+    def trained(wrapped: nn.Module) -> tuple[list[torch.Tensor], dict[str, int], dict[str, int]]:
+        """Gradients of three steps; how many functions were compiled, and where graphs broke: DDP's own does."""
+        torch.compiler.reset()
+        counters.clear()
+        compiled = torch.compile(wrapped, backend="aot_eager")
+        gradients = []
+        for step in range(3):
+            x = torch.randn(4, 600, generator=torch.Generator().manual_seed(10 * step + dist.get_rank()))
+            compiled.zero_grad()
+            compiled(x).square().sum().backward()
+            gradients += [p.grad.clone() for p in wrapped.parameters()]
+        return gradients, dict(counters["frames"]), dict(counters["graph_break"])
+
+    for optimize in ("ddp_optimizer", False):
+        with torch._dynamo.config.patch(optimize_ddp=optimize):
+            theirs = trained(DistributedDataParallel(make(), bucket_cap_mb=1.5))
+            options = {"find_unused_parameters": False, "bucket_cap_mb": 1.5}
+            ours = trained(hooked(make(), "none", ddp=options)[0])
+        assert ours[2] == theirs[2], optimize
+        assert ours[1]["ok"] == ours[1]["total"] > 0, ours[1]
+        for a, b in zip(ours[0], theirs[0], strict=True):
+            torch.testing.assert_close(a, b, rtol=0, atol=0)
 
 
 @case
