@@ -3,6 +3,7 @@
 | module | does |
 |---|---|
 | `gradwire.torch` | wraps PyTorch optimizers, and has hooks for DistributedDataParallel and FSDP2 |
+| `gradwire.integrations` | Lightning, Accelerate and the Hugging Face Trainer |
 | `gradwire.kv` | key-value stores: push, pull, all-reduce |
 | `gradwire.compress` | codecs without a network |
 | `gradwire.samplers` | divides examples among workers |

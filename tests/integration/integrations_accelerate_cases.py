@@ -156,6 +156,23 @@ def several_models_have_a_state_each() -> None:
 
 
 @case
+def models_that_were_freed_are_no_part_of_checkpoints() -> None:
+    """As after a step that ran out of memory."""
+    accelerator = Accelerator(cpu=True)
+    compression = compress_gradients(accelerator)
+    first = accelerator.prepare(mlp())
+    first(batch(0)[0]).sum().backward()
+    (state,) = compression.states
+    accelerator.free_memory()
+    again = accelerator.prepare(mlp())
+    again(batch(0)[0]).sum().backward()
+    (other,) = compression.states
+    assert other is not state
+    assert other.state_dict()["residuals"]
+    leave_the_store()
+
+
+@case
 def a_run_that_saves_and_goes_on() -> None:
     job = Job("int8")
     job.train(range(SAVED))

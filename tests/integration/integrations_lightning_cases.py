@@ -156,6 +156,12 @@ def a_run_that_saves_and_goes_on() -> None:
     if dist.get_rank() == 0:
         torch.save(list(module.parameters()), weights_file("lightning"))
     one.save_checkpoint(FOLDER / "weights.ckpt", weights_only=True)
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        one.save_checkpoint("memory://there.ckpt")
+    assert sum("memory://there.ckpt is no local file" in str(each.message) for each in said) == (
+        dist.get_rank() == 0
+    )
     dist.barrier()
     saved = [f"epoch=0-step={step}.ckpt" for step in (SAVED, STEPS)]
     expected = sorted([*saved, *(f"{name}.gradwire" for name in saved), "last.ckpt", "one", "weights.ckpt"])

@@ -152,6 +152,7 @@ MODULES = (
         "gradwire.power_sgd",
     ),
     *("gradwire.metrics", "gradwire.horovod.torch", "gradwire.byteps.torch"),
+    *(f"gradwire.integrations.{name}" for name in ("lightning", "accelerate", "transformers")),
 )
 # Of their docstrings more is asked below: the others follow the words of the library that they stand in for.
 OWN = [name for name in MODULES if not name.startswith(("gradwire.horovod", "gradwire.byteps"))]

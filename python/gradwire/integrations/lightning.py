@@ -19,6 +19,7 @@ from gradwire.torch import HookState, session
 
 try:
     from lightning.pytorch.strategies import DDPStrategy
+    from lightning.pytorch.utilities import rank_zero_warn
 except ModuleNotFoundError as error:
     if error.name not in ("lightning", "lightning.pytorch"):
         raise
@@ -71,15 +72,33 @@ class CompressedDDPStrategy(DDPStrategy):
     def save_checkpoint(
         self, checkpoint: dict[str, Any], filepath: str | os.PathLike[str], storage_options: Any = None
     ) -> None:
-        """Writes the checkpoint, and its folder unless it has weights alone. Called by Lightning on all ranks."""
+        """Writes a checkpoint, and its folder unless it has weights alone. Called by Lightning on all ranks.
+
+        Args:
+            checkpoint: what the Trainer has gathered.
+            filepath: where to write it. At a URL, such as s3://..., it has no folder, with a warning.
+            storage_options: of Lightning's CheckpointIO. Default: None.
+        """
         super().save_checkpoint(checkpoint, filepath, storage_options)
-        if "optimizer_states" in checkpoint:
+        if "optimizer_states" not in checkpoint:
+            return
+        if _is_elsewhere(filepath):
+            rank_zero_warn(
+                f"gradwire.integrations: CompressedDDPStrategy: {filepath} is no local file, so the checkpoint lacks "
+                "what the codec has not sent yet; save to a folder that all machines see to keep it"
+            )
+        else:
             self._compression.save(_folder_of(filepath))
 
     def load_checkpoint(
         self, checkpoint_path: str | os.PathLike[str], weights_only: bool | None = None
     ) -> Any:
-        """Reads the checkpoint. Called by Lightning on all ranks, before the model is wrapped."""
+        """Reads a checkpoint. Called by Lightning on all ranks, before the model is wrapped.
+
+        Args:
+            checkpoint_path: its file.
+            weights_only: as of torch.load(). Default: as Lightning's.
+        """
         self._resumed_from = os.fspath(checkpoint_path)
         return super().load_checkpoint(checkpoint_path, weights_only)
 
@@ -92,8 +111,13 @@ class CompressedDDPStrategy(DDPStrategy):
     def remove_checkpoint(self, filepath: str | os.PathLike[str]) -> None:
         """Removes a checkpoint and its folder. Called by Lightning on all ranks."""
         super().remove_checkpoint(filepath)
-        if self.is_global_zero:
+        if self.is_global_zero and not _is_elsewhere(filepath):
             shutil.rmtree(_folder_of(filepath), ignore_errors=True)
+
+
+def _is_elsewhere(filepath: str | os.PathLike[str]) -> bool:
+    """Whether a checkpoint is at a URL, such as s3://..., which Lightning can write."""
+    return "://" in os.fspath(filepath)
 
 
 def _folder_of(filepath: str | os.PathLike[str]) -> str:

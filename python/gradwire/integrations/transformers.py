@@ -55,6 +55,12 @@ class CompressGradients(TrainerCallback):
     ) -> None:
         """Registers the hook, and restores residuals where training resumes. Called by the Trainer on all ranks.
 
+        Args:
+            args: the Trainer's.
+            state: how far training is.
+            control: not changed.
+            objects: of the Trainer, such as the model.
+
         Raises:
             ValueError: several processes train, and the Trainer uses FSDP, DeepSpeed or another wrapper than
                 DistributedDataParallel; or that has a communication hook already.
@@ -82,7 +88,11 @@ class CompressGradients(TrainerCallback):
     def on_save(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **objects: Any
     ) -> None:
-        """Adds residuals to the checkpoint that was written. Called by the Trainer on all ranks."""
+        """Adds residuals to the checkpoint that was written. Called by the Trainer on all ranks.
+
+        Args:
+            args, state, control, objects: as of on_train_begin().
+        """
         if not (args.save_only_model or state.is_hyper_param_search):
             self._compression.save(os.path.join(_checkpoint(args, state), _FOLDER))
 
