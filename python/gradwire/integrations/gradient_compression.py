@@ -56,8 +56,7 @@ class GradientCompression:
             model: has no communication hook yet.
             grad_scaler: the GradScaler that scales the loss, or None.
 
-        Raises:
-            As HookState().
+        Raises: as HookState().
         """
         state = HookState(
             self._codec,
@@ -80,8 +79,7 @@ class GradientCompression:
         Args:
             folder: one that all machines see.
 
-        Raises:
-            As gradwire.torch.save_checkpoint().
+        Raises: as gradwire.torch.save_checkpoint().
         """
         if self.states:
             gradwire.torch.save_checkpoint(folder, torch.nn.Module(), self.states)
@@ -89,8 +87,7 @@ class GradientCompression:
     def load(self, folder: str | PathLike[str]) -> None:
         """Continues from what save() wrote. A collective. Warns on rank 0 where that cannot be, and begins without.
 
-        Raises:
-            As gradwire.torch.load_checkpoint().
+        Raises: as gradwire.torch.load_checkpoint().
         """
         if not self.states:
             return
