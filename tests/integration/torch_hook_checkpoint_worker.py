@@ -2,6 +2,8 @@
 
 python -m torch.distributed.run --nproc-per-node 2 torch_hook_checkpoint_worker.py ddp|fsdp save FOLDER
 python -m torch.distributed.run --nproc-per-node 3 torch_hook_checkpoint_worker.py ddp|fsdp load FOLDER
+python -m torch.distributed.run --nproc-per-node 4 torch_hook_checkpoint_worker.py hsdp save FOLDER
+python -m torch.distributed.run --nproc-per-node 6 torch_hook_checkpoint_worker.py hsdp load FOLDER
 """
 
 from __future__ import annotations
@@ -26,8 +28,11 @@ from torch.distributed.checkpoint.state_dict import (
     get_optimizer_state_dict,
     set_optimizer_state_dict,
 )
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils._pytree import tree_map
 
 # With residuals at workers and at servers, agreed scales, and choices that are drawn by the number of the round.
 CODECS = (
@@ -122,6 +127,37 @@ class Sharded(Job):
                 for name, residual in scatter._state.by_parameter().items():
                     found[f"{module}/{name}"] = residual.flatten()
         return found
+
+
+class Replicated(Job):
+    """Of two shards."""
+
+    def wrap(self, net: nn.Module, codec: str) -> nn.Module:
+        assert isinstance(net, Net)
+        names = ("replicate", "shard")
+        mesh = init_device_mesh("cpu", (dist.get_world_size() // 2, 2), mesh_dim_names=names)
+        fully_shard(net.wide, mesh=mesh)
+        fully_shard(net, mesh=mesh)
+        self.hook = gw.torch.compress_all_reduce(net, codec)
+        self.mesh = mesh
+        return net
+
+    def optimizer_state(self) -> Any:
+        return tree_map(lambda each: getattr(each, "_local_tensor", each), self.optimizer.state_dict())
+
+    def load_optimizer(self, state: Any) -> None:
+        """Its buffers are sharded as parameters are."""
+        parameters = list(self.model.parameters())
+        for number, parameter in enumerate(parameters):
+            buffer = state["state"][number]["momentum_buffer"]
+            self.optimizer.state[parameter]["momentum_buffer"] = DTensor.from_local(
+                buffer, self.mesh, parameter.placements, shape=parameter.shape, stride=parameter.stride()
+            )
+
+    def residuals(self) -> dict[str, torch.Tensor]:
+        shard = self.mesh.get_local_rank("shard")
+        own = self.hook.state_dict().get("residuals", {})
+        return {f"{name} of shard {shard}": residual for name, residual in own.items()}
 
 
 @contextmanager
@@ -220,13 +256,14 @@ def say(line: str) -> None:
 
 
 def main() -> None:
-    kind = {"ddp": Hooked, "fsdp": Sharded}[sys.argv[1]]
+    kind = {"ddp": Hooked, "fsdp": Sharded, "hsdp": Replicated}[sys.argv[1]]
     folder = Path(sys.argv[3])
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     if sys.argv[2] == "save":
         save(kind, folder)
-        refuse(kind, folder)
+        if kind is not Replicated:  # whose files are in folders of their own, where the others find none
+            refuse(kind, folder)
     else:
         load(kind, folder)
     dist.destroy_process_group()

@@ -40,6 +40,7 @@ _KINDS_OF_PARTS = {
     "optimizer": "a DistributedOptimizer or LocalStepOptimizer",
     "hooks": "a HookState",
     "reduce_scatters": "FSDP2's reduce-scatters",
+    "all_reduces": "HSDP's all-reduces",
 }
 
 Result = TypeVar("Result")
@@ -55,6 +56,9 @@ class Part(Protocol):
 
     kind: str
     store: kv.KVStore
+
+    def folder_in(self, folder: str | PathLike[str]) -> str | PathLike[str]:
+        """Where this rank's store has its files, in the folder that the caller gave."""
 
     def model_state(self, model: torch.nn.Module) -> Any:
         """What this rank's file has of the model."""
@@ -98,11 +102,12 @@ def save_checkpoint(
 
     Args:
         folder: a folder that all workers see, such as one on NFS. It is made if it does not exist.
-        model: the trained module. A sharded module (FSDP2) is gathered, and rank 0 writes it. For several modules, pass
-            an nn.ModuleList or nn.ModuleDict of them.
+        model: the trained module. A sharded module (FSDP2) is gathered, and rank 0 writes it; of HSDP each rank writes
+            its shard. For several modules, pass an nn.ModuleList or nn.ModuleDict of them.
         optimizer: a DistributedOptimizer or a LocalStepOptimizer, or a list or tuple of all that are at one store; a
-            HookState, or a list or tuple of all that are at one store; or what compress_reduce_scatter() returned. The
-            store's part of the checkpoint, which has the residuals, covers all of them in either case.
+            HookState, or a list or tuple of all that are at one store; or what compress_reduce_scatter() or
+            compress_all_reduce() returned. The store's part of the checkpoint, which has the residuals, covers all of
+            them in either case.
         extra: numbers, text, bytes, tensors, NumPy arrays and numbers, and lists, tuples, dicts and sets of them, such
             as `{"numpy": np.random.get_state(), "torch": torch.get_rng_state()}`. No other objects, because a file that
             creates objects could run any code. Default: None.
@@ -118,7 +123,7 @@ def save_checkpoint(
     def own() -> bytes:
         return readable_bytes.write({**states, part.kind: part.saved(), "extra": extra})
 
-    part.store.save_checkpoint(folder, _attempt(part.store, "checkpoint is written", own))
+    part.store.save_checkpoint(part.folder_in(folder), _attempt(part.store, "checkpoint is written", own))
 
 
 def load_checkpoint(folder: str | PathLike[str], model: torch.nn.Module, optimizer: Any) -> Any:
@@ -154,6 +159,7 @@ def load_checkpoint(folder: str | PathLike[str], model: torch.nn.Module, optimiz
         TypeError: optimizer has a type that save_checkpoint() does not accept.
     """
     part = _part_of(optimizer, model)
+    folder = part.folder_in(folder)
     state = _attempt(part.store, "checkpoint is read", lambda: _read_fitting(folder, part))
     own = state[part.kind]
     part.prepare(own)
@@ -225,6 +231,9 @@ class OptimizersPart:
     def __init__(self, optimizers: Sequence[Any], store: kv.KVStore) -> None:
         self.store = store
         self._parts = [_OptimizerPart(optimizer, store) for optimizer in optimizers]
+
+    def folder_in(self, folder: str | PathLike[str]) -> str | PathLike[str]:
+        return folder
 
     def model_state(self, model: torch.nn.Module) -> Any:
         return model.state_dict()
@@ -346,7 +355,8 @@ def _part_of(given: Any, model: torch.nn.Module) -> Part:
         if not isinstance(store, kv.KVStore):
             raise TypeError(
                 f"gradwire.torch: optimizer is a {type(optimizer).__name__}, expected what DistributedOptimizer(), "
-                "LocalStepOptimizer() or compress_reduce_scatter() returns, or a HookState; or a list of these"
+                "LocalStepOptimizer(), compress_reduce_scatter() or compress_all_reduce() returns, or a HookState; or "
+                "a list of these"
             )
     if (distinct := len(set(map(id, stores)))) != 1:
         raise ValueError(

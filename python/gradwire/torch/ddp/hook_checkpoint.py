@@ -33,6 +33,9 @@ class HooksPart:
         self._model = model
         self.store = exchanges[0].store
 
+    def folder_in(self, folder: str | PathLike[str]) -> str | PathLike[str]:
+        return folder
+
     def model_state(self, model: torch.nn.Module) -> Any:
         return model.state_dict()
 
@@ -84,6 +87,9 @@ class ScattersPart:
     def __init__(self, scatters: ReduceScatters) -> None:
         self._scatters = scatters
         self.store = scatters.store
+
+    def folder_in(self, folder: str | PathLike[str]) -> str | PathLike[str]:
+        return folder
 
     def model_state(self, model: torch.nn.Module) -> Any:
         """Rank 0 has all of it; a collective of the group that the model is sharded over."""

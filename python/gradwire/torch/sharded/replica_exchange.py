@@ -168,6 +168,10 @@ class ReplicaExchange:
         """Goes on from it."""
         self._exchange.load(state)
 
+    def load_codecs(self, state: Mapping[str, Any]) -> None:
+        """As Exchange's."""
+        self._exchange.load_codecs(state)
+
 
 def _can_stay(flat: torch.Tensor) -> bool:
     """Whether codecs can work on a tensor itself."""

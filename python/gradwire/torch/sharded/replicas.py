@@ -20,7 +20,7 @@ import copy
 import functools
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -32,6 +32,7 @@ from gradwire.torch.distributed_checkpoint import by_rank, is_for_distributed_ch
 from gradwire.torch.exchange_options import GivenOptions, OnNonfinite, agree_on_options
 from gradwire.torch.process_group import store_of
 from gradwire.torch.sharded.layout import parameter_groups
+from gradwire.torch.sharded.replica_checkpoint import ReplicasPart
 from gradwire.torch.sharded.replica_exchange import ReplicaExchange
 from gradwire.torch.sharded.replica_group import ReplicaGroup, SumInPlace
 from gradwire.torch.sharded.replica_shards import ModuleShards
@@ -96,14 +97,15 @@ def compress_all_reduce(
     named = _named_shards(model, [group for _, group in modules])
     options = given.at(store, named)
     agree_on_options(store, "compress_all_reduce", {"ranks with this shard": ranks, **options.alike})
-    exchange = ReplicaExchange(store, options, _group_of_shards(modules[0][1]))
+    shards = _group_of_shards(modules[0][1])
+    exchange = ReplicaExchange(store, options, shards)
     exchange.add([(name, _summed(group, parameter)) for name, (group, parameter) in named.items()])
     indices = {id(parameter): index for index, (_, parameter) in enumerate(named.values())}
     for name, group in modules:
-        shards = ModuleShards(name, group, [indices.get(id(each), -1) for each in group.fsdp_params])
-        _stand_in(group, functools.partial(exchange.sum_in_place, shards))
+        own = ModuleShards(name, group, [indices.get(id(each), -1) for each in group.fsdp_params])
+        _stand_in(group, functools.partial(exchange.sum_in_place, own))
         group.reduce_scatter_unused_params = True  # replicas of a shard send the same parameters
-    return AllReduces(store, exchange)
+    return AllReduces(store, exchange, (0, 1) if shards is None else (shards.rank(), shards.size()))
 
 
 def _replicated(model: torch.nn.Module) -> list[tuple[str, Any]]:
@@ -187,14 +189,16 @@ def _stand_in(group: Any, sum_in_place: SumInPlace) -> None:
 class AllReduces:
     """The compressed all-reduces of one model. compress_all_reduce() makes it."""
 
-    def __init__(self, store: KVStore, exchange: ReplicaExchange) -> None:
+    def __init__(self, store: KVStore, exchange: ReplicaExchange, shard: tuple[int, int]) -> None:
         """
         Args:
             store: its workers are the replicas of this rank's shard.
             exchange: of the model.
+            shard: which one that is, and of how many.
         """
         self._store = store
         self._exchange = exchange
+        self._shard = shard
 
     @property
     def store(self) -> KVStore:
@@ -208,7 +212,7 @@ class AllReduces:
         """Returns this rank's residuals: tensors by name. Save it on every rank, beside the model.
 
         With a codec that compresses replies, or agrees on scales, a resumed run has other bits than one that never
-        stopped.
+        stopped; gradwire.torch.save_checkpoint() keeps these too.
 
         torch.distributed.checkpoint keeps one copy of what all ranks name alike, so it gets bytes by rank.
         """
@@ -236,12 +240,18 @@ class AllReduces:
             )
         self._exchange.load(state)
 
-    def checkpoint_part(self, listed: Sequence[Any], model: torch.nn.Module) -> NoReturn:
-        """Raises TypeError: save_checkpoint() writes one job, and each shard's replicas are one."""
-        raise TypeError(
-            "gradwire.torch: save_checkpoint() is for one job, and the replicas of each shard are a job of their own; "
-            "save model, optimizer and what compress_all_reduce() returned with torch.distributed.checkpoint"
-        )
+    def checkpoint_part(self, listed: Sequence[Any], model: torch.nn.Module) -> ReplicasPart:
+        """Returns what save_checkpoint() writes of it.
+
+        Raises:
+            TypeError: the list has more than one element.
+        """
+        if len(listed) > 1:
+            raise TypeError(
+                "gradwire.torch: optimizer holds several things, of which one is what compress_all_reduce() has "
+                "returned, expected that alone; save each sharded model to a folder of its own"
+            )
+        return ReplicasPart(self._store, self._exchange, *self._shard)
 
     def __reduce__(self) -> Any:
         raise TypeError(
