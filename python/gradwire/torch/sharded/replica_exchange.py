@@ -54,23 +54,23 @@ class ReplicaExchange:
 
     sync = True  # as a Listener of BackwardPass
 
-    def __init__(
-        self, store: KVStore, options: ExchangeOptions, shard_group: dist.ProcessGroup | None
-    ) -> None:
+    def __init__(self, store: KVStore, options: ExchangeOptions, others: Sequence[dist.ProcessGroup]) -> None:
         """A collective.
 
         Args:
             store: its workers are the replicas of this rank's shard.
             options: codecs, and what to do in a step in which any rank met a NaN or an infinity.
-            shard_group: ranks that have the other shards; None: there are no others.
+            others: one after the other they reach the ranks that have other parts of the same replica.
         """
         self._store = store
         self._options = options
-        self._shard_group = shard_group
+        self._others = others
         self._exchange = Exchange(store, options, has_slots=False)
+        self._exchange.program_step = 1
         self._backward = BackwardPass(self, store)
         self._sums: dict[ModuleShards, _Sum] = {}  # on their way
         self._taking_part: dict[ModuleShards, None] = {}  # in the backward() that runs
+        self._has_failed = False
 
     def add(self, named: Sequence[tuple[str, torch.Tensor]]) -> None:
         """Declares shards, in the order of the forward pass. A collective.
@@ -91,10 +91,10 @@ class ReplicaExchange:
             self._backward.enter()
             if module in self._sums:  # it took part in the forward pass twice
                 self._deliver(module)
-            at_once = module.needs_mean_at_once(output)
+            numbers = output.shape[1] if output.dim() == 2 else 1  # of an element
+            at_once = numbers > 1 or module.needs_mean_at_once(output)
             flat = flat_real(output)
             is_gradient = not at_once and _can_stay(flat) and module.becomes_gradients(output)
-            numbers = output.shape[1] if output.dim() == 2 else 1
             places = module.cut(flat, numbers)
             staged = flat if is_gradient else _staged(flat, is_needed=not at_once)
             runs = places if staged is flat else module.cut(staged, numbers)
@@ -127,45 +127,60 @@ class ReplicaExchange:
     # -- as a Listener of BackwardPass -----------------------------------------------------------------
 
     def on_backward_begin(self) -> None:
-        """Nothing is to be done: the first all-reduce begins it."""
+        """Ends the step of a backward() that has failed, before the next one's first sum."""
+        self._settle()
 
     def on_backward_end(self) -> None:
         """Nothing is to be done: all is sent."""
 
-    @torch.no_grad()
     def on_all_sent(self) -> None:
         """Waits for all means, and ends the step."""
+        self._end_step()
+
+    def on_backward_failed(self) -> None:
+        """Enters no collective: the other ranks may be in one of the backward() that goes on there."""
+        self._has_failed = True
+
+    def _settle(self) -> None:
+        """Ends the step of a backward() that has failed as it ended on ranks where it did not. Where it has failed on
+        some ranks alone, their next sums have another number than those for which the others wait: all get an error.
+        """
+        if self._has_failed:
+            self._has_failed = False
+            self._end_step()
+
+    @torch.no_grad()
+    def _end_step(self) -> None:
         for module in list(self._sums):
             self._deliver(module)
-        nonfinite = self._exchange.finish(self._met_by_other_shards)
+        nonfinite = self._exchange.finish(self._met_by_others)
         if nonfinite and self._options.vetoes:
             _spoil(self._taking_part)
         self._taking_part.clear()
+        self._exchange.program_step += 1
         self._exchange.advance()
         self._exchange.count_step()
         if nonfinite and self._options.grad_scaler is None and self._options.on_nonfinite != "ignore":
             warn_of_nonfinite(self._options.on_nonfinite)
 
-    def on_backward_failed(self) -> None:
-        """Does as at its end: replicas have had the same sums."""
-        self.on_all_sent()
-
-    def _met_by_other_shards(self, own: bool) -> bool:
-        if self._shard_group is None:
-            return own
-        device = torch.device("cpu" if "cpu" in dist.get_backend_config(self._shard_group) else "cuda")
-        met = torch.tensor([int(own)], device=device)
-        dist.all_reduce(met, dist.ReduceOp.MAX, self._shard_group)
-        return bool(met.item())
+    def _met_by_others(self, own: bool) -> bool:
+        for group in self._others:
+            device = torch.device("cpu" if "cpu" in dist.get_backend_config(group) else "cuda")
+            met = torch.tensor([int(own)], device=device)
+            dist.all_reduce(met, dist.ReduceOp.MAX, group)
+            own = bool(met.item())
+        return own
 
     # -- checkpoints -----------------------------------------------------------------------------------
 
     def state(self) -> dict[str, Any]:
         """What this rank has not sent yet."""
+        self._settle()
         return self._exchange.state()
 
     def load(self, state: Mapping[str, Any]) -> None:
         """Goes on from it."""
+        self._settle()
         self._exchange.load(state)
 
     def load_codecs(self, state: Mapping[str, Any]) -> None:

@@ -12,7 +12,9 @@ SumInPlace = Callable[[torch.Tensor, Any], None]
 
 
 class ReplicaGroup(dist.ProcessGroup):
-    """Stands in for torch's group of one module's replicas."""
+    """Stands in for torch's group of one module's replicas. It equals that, so torch finds the backend and the name of
+    either when it logs what a collective has raised.
+    """
 
     def __init__(self, group: dist.ProcessGroup, sum_in_place: SumInPlace) -> None:
         """
@@ -23,6 +25,12 @@ class ReplicaGroup(dist.ProcessGroup):
         super().__init__(group.rank(), group.size())  # type: ignore[call-arg]
         self.group = group
         self._sum_in_place = sum_in_place
+
+    def __eq__(self, other: object) -> bool:
+        return other is self or other is self.group
+
+    def __hash__(self) -> int:
+        return hash(self.group)
 
     def allreduce(self, tensors: list[torch.Tensor], options: Any) -> None:  # type: ignore[override]
         """As torch.distributed.all_reduce() calls it."""

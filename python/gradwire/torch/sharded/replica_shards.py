@@ -78,9 +78,9 @@ class ModuleShards:
         if sum(padded) != flat.numel():
             raise RuntimeError(
                 f"gradwire.torch: compress_all_reduce: the FSDP module {self._name!r} all-reduces "
-                f"{flat.numel()} numbers, and its trained parameters have {sum(padded)}: some got no gradient, and "
-                "this torch cannot count those as zeros, since it has no set_reduce_scatter_unused_params(); use "
-                "torch 2.12, or freeze parameters that are not used"
+                f"{flat.numel()} numbers, and its trained parameters have {sum(padded)}; freeze parameters before the "
+                "first microbatch of a step; or, if some get no gradient and torch is older than 2.12, which cannot "
+                "count those as zeros, freeze them"
             )
         parts = flat.split(padded)  # type: ignore[no-untyped-call]
         return [
@@ -90,10 +90,13 @@ class ModuleShards:
         ]
 
     def needs_mean_at_once(self, output: torch.Tensor) -> bool:
-        """Whether FSDP, or a hook of the script, works on a gradient before backward() has ended."""
+        """Whether FSDP, or a hook of the script, works on real gradients before backward() has ended; on complex ones
+        FSDP always does.
+        """
         return (
             output.dtype not in _LATE_DTYPES
             or getattr(self._group, "force_sum_reduction_for_comms", False)
+            or getattr(self._group, "_all_reduce_hook", None) is not None
             or any(
                 getattr(shard.parameter.sharded_param, "_post_accumulate_grad_hooks", None)
                 for shard in self.trained

@@ -29,7 +29,7 @@ from torch.distributed.fsdp import FSDPModule
 from gradwire.kv import KVStore
 from gradwire.torch import session
 from gradwire.torch.distributed_checkpoint import by_rank, is_for_distributed_checkpoint, of_rank
-from gradwire.torch.exchange_options import GivenOptions, OnNonfinite, agree_on_options
+from gradwire.torch.exchange_options import GivenOptions, OnNonfinite
 from gradwire.torch.process_group import store_of
 from gradwire.torch.sharded.layout import parameter_groups
 from gradwire.torch.sharded.replica_checkpoint import ReplicasPart
@@ -81,39 +81,47 @@ def compress_all_reduce(
         TypeError: an argument has the wrong type.
     """
     modules = _replicated(model)
-    replicas = _one_group_of([group for _, group in modules])
-    given = GivenOptions(
-        "compress_all_reduce",
-        codec,
-        codecs=codecs,
-        warm_up=warm_up,
-        grad_scaler=grad_scaler,
-        on_nonfinite=on_nonfinite,
-        budget=budget,
-        row_column_scales=row_column_scales,
-    )
+    groups = [group for _, group in modules]
+    replicas = _one_group_of(groups)
+    others = _groups_of_a_replica(groups[0], replicas)
+    options: dict[str, Any] = {
+        "codecs": codecs,
+        "warm_up": warm_up,
+        "grad_scaler": grad_scaler,
+        "on_nonfinite": on_nonfinite,
+        "budget": budget,
+        "row_column_scales": row_column_scales,
+    }
+    made, failure = None, None
+    try:
+        made = GivenOptions("compress_all_reduce", codec, **options)
+    except (TypeError, ValueError) as error:  # the other ranks must hear of it
+        failure = error
+    told = options | {"codec": session.chosen(codec), "grad_scaler": made and made.grad_scaler is not None}
+    _require_alike([replicas, *others], told, failure)
+    assert made is not None
     store = store_of(replicas, is_part=replicas.size() < dist.get_world_size())
-    ranks = dist.get_process_group_ranks(replicas)
-    named = _named_shards(model, [group for _, group in modules])
-    options = given.at(store, named)
-    agree_on_options(store, "compress_all_reduce", {"ranks with this shard": ranks, **options.alike})
-    shards = _group_of_shards(modules[0][1])
-    exchange = ReplicaExchange(store, options, shards)
-    exchange.add([(name, _summed(group, parameter)) for name, (group, parameter) in named.items()])
-    indices = {id(parameter): index for index, (_, parameter) in enumerate(named.values())}
+    named = _named_shards(model, groups)
+    exchange = ReplicaExchange(store, made.at(store, named), others)
+    held = {name: each for name, each in named.items() if math.prod(each[1].sharded_size)}
+    exchange.add([(name, _summed(*each)) for name, each in held.items()])
+    indices = {id(parameter): index for index, (_, parameter) in enumerate(held.values())}
     for name, group in modules:
         own = ModuleShards(name, group, [indices.get(id(each), -1) for each in group.fsdp_params])
         _stand_in(group, functools.partial(exchange.sum_in_place, own))
         group.reduce_scatter_unused_params = True  # replicas of a shard send the same parameters
-    return AllReduces(store, exchange, (0, 1) if shards is None else (shards.rank(), shards.size()))
+    return AllReduces(store, exchange, _shard_of(groups[0]))
 
 
 def _replicated(model: torch.nn.Module) -> list[tuple[str, Any]]:
     """Returns FSDP's parameter groups that have replicas, each with the name of its module.
 
     Raises:
+        TypeError: it is no module.
         ValueError: there are none.
     """
+    if not isinstance(model, torch.nn.Module):
+        raise TypeError(f"{_WHO}: model is a {type(model).__name__}, expected a torch.nn.Module")
     found = [
         (name, group)
         for name, module in model.named_modules()
@@ -136,33 +144,69 @@ def _one_group_of(groups: Sequence[Any]) -> dist.ProcessGroup:
     Raises:
         ValueError: there are several, or they are compressed already.
     """
-    found: dict[int, dist.ProcessGroup] = {
-        id(one): one for one in (group.mesh_info.replicate_process_group for group in groups)
-    }
-    one, *others = found.values()
-    if isinstance(one, ReplicaGroup):
+    found: list[dist.ProcessGroup] = [group.mesh_info.replicate_process_group for group in groups]
+    if any(isinstance(each, ReplicaGroup) for each in found):
         raise ValueError(f"{_WHO}: the model's all-reduce is compressed already; call it once for a model")
-    if others:
+    ranks = [dist.get_process_group_ranks(each) for each in found]
+    if other := next((each for each in ranks if each != ranks[0]), None):
         raise ValueError(
-            f"{_WHO}: modules of the model have replicas on different ranks: "
-            f"{[dist.get_process_group_ranks(each) for each in found.values()]}; give fully_shard() one mesh for all"
+            f"{_WHO}: modules of the model have replicas on different ranks, {ranks[0]} and {other}; give "
+            "fully_shard() the same ranks for all modules"
         )
-    return one
+    return found[0]
+
+
+def _groups_of_a_replica(group: Any, replicas: dist.ProcessGroup) -> list[dist.ProcessGroup]:
+    """Returns the process groups that reach, one after the other, all ranks which hold a part of the same replica."""
+    ranks = dist.get_process_group_ranks(replicas)
+    mesh = group.fsdp_params[0].sharded_param.device_mesh
+    found = [mesh.get_group(dimension) for dimension in range(mesh.ndim)]
+    return [each for each in found if each.size() > 1 and dist.get_process_group_ranks(each) != ranks]
+
+
+def _require_alike(
+    groups: Sequence[dist.ProcessGroup], options: Mapping[str, Any], failure: Exception | None
+) -> None:
+    """Compares the options of all ranks that the groups reach one after the other. A collective of them.
+
+    Args:
+        failure: what this rank cannot go on for, or None.
+
+    Raises:
+        ValueError: ranks differ, or another cannot go on.
+        Exception: failure.
+    """
+    own = {name: repr(value) for name, value in options.items()}
+    told = str(failure or "")
+    for group in groups:
+        everyone: list[Any] = [None] * group.size()
+        dist.all_gather_object(everyone, (told, own), group=group)
+        told = next((text for text, _ in everyone if text), "")
+        for rank, (_, there) in zip(dist.get_process_group_ranks(group), everyone, strict=True):
+            if not told and (name := next((name for name in own if there[name] != own[name]), None)):
+                told = (
+                    f"{_WHO}: {name} is {own[name]} on rank {dist.get_rank()} and {there[name]} on rank {rank}; give "
+                    "the same on all ranks"
+                )
+    if failure is not None:
+        raise failure
+    if told:
+        raise ValueError(told)
 
 
 def _named_shards(model: torch.nn.Module, groups: Sequence[Any]) -> dict[str, tuple[Any, Any]]:
-    """Returns parameters of which this rank has elements, by name in the order of the forward pass: FSDP's group and
-    FSDP's parameter.
-    """
+    """Returns FSDP's group and FSDP's parameter of each parameter, by name in the order of the forward pass."""
     prefixes = {module: f"{name}." if name else "" for name, module in model.named_modules()}
-    found = {
-        prefixes[parameter._module_info.module] + parameter._module_info.param_name: (group, parameter)
-        for group in groups
-        for parameter in group.fsdp_params
-        if math.prod(parameter.sharded_size)
-    }
-    order = {name: place for place, (name, _) in enumerate(model.named_parameters())}
-    return dict(sorted(found.items(), key=lambda item: order[item[0]]))
+    registered = {id(parameter): name for name, parameter in model.named_parameters()}
+    order = {name: place for place, name in enumerate(registered.values())}
+    found = {}
+    for group in groups:
+        for parameter in group.fsdp_params:
+            own = parameter._module_info  # after a forward pass another tensor may be registered
+            name = registered.get(id(parameter.sharded_param), prefixes[own.module] + own.param_name)
+            found[name] = group, parameter
+    named = sorted(found.items(), key=lambda item: order.get(item[0], len(order)))
+    return {name.replace("_orig_mod.", ""): each for name, each in named}  # torch.compile's wrapper
 
 
 def _summed(group: Any, parameter: Any) -> torch.Tensor:
@@ -172,10 +216,10 @@ def _summed(group: Any, parameter: Any) -> torch.Tensor:
     return torch.empty(parameter.sharded_size, dtype=dtype, device="meta")
 
 
-def _group_of_shards(group: Any) -> dist.ProcessGroup | None:
-    """Returns the ranks that have the other shards; None: there are none."""
+def _shard_of(group: Any) -> tuple[int, int]:
+    """Returns which shard this rank has, and of how many."""
     ranks: dist.ProcessGroup | None = getattr(group.mesh_info, "shard_process_group", None)
-    return None if ranks is None or ranks.size() == 1 else ranks
+    return (0, 1) if ranks is None else (ranks.rank(), ranks.size())
 
 
 def _stand_in(group: Any, sum_in_place: SumInPlace) -> None:
