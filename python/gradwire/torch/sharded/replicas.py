@@ -110,7 +110,7 @@ def compress_all_reduce(
         own = ModuleShards(name, group, [indices.get(id(each), -1) for each in group.fsdp_params])
         _stand_in(group, functools.partial(exchange.sum_in_place, own))
         group.reduce_scatter_unused_params = True  # replicas of a shard send the same parameters
-    return AllReduces(store, exchange, _shard_of(groups[0]))
+    return AllReduces(store, exchange, _shard_of(others))
 
 
 def _replicated(model: torch.nn.Module) -> list[tuple[str, Any]]:
@@ -216,10 +216,12 @@ def _summed(group: Any, parameter: Any) -> torch.Tensor:
     return torch.empty(parameter.sharded_size, dtype=dtype, device="meta")
 
 
-def _shard_of(group: Any) -> tuple[int, int]:
-    """Returns which shard this rank has, and of how many."""
-    ranks: dist.ProcessGroup | None = getattr(group.mesh_info, "shard_process_group", None)
-    return (0, 1) if ranks is None else (ranks.rank(), ranks.size())
+def _shard_of(others: Sequence[dist.ProcessGroup]) -> tuple[int, int]:
+    """Returns which part of its replica this rank has, and of how many."""
+    place, parts = 0, 1
+    for group in others:
+        place, parts = place * group.size() + group.rank(), parts * group.size()
+    return place, parts
 
 
 def _stand_in(group: Any, sum_in_place: SumInPlace) -> None:
