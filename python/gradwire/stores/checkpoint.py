@@ -9,6 +9,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import threading
 from dataclasses import dataclass
 from os import PathLike
 from typing import Any
@@ -20,6 +21,10 @@ from gradwire.stores.devices import DeviceSum
 from gradwire.stores.refusals import told_to_all
 
 Optimizer = tuple[str, dict[str, float]]
+
+# NumPy reads headers with ast, whose count of recursions is the process's in some releases of CPython: two threads at
+# once may get a SystemError (python/cpython issue 106905). Ranks may be threads.
+_parsing = threading.Lock()
 
 
 @dataclass(frozen=True)
@@ -108,7 +113,7 @@ def _pack(extra: bytes, devices: DeviceSum) -> bytes:
 
 def _read(folder: str | PathLike[str], rank: int) -> tuple[Restored, dict[str, Any]]:
     num_workers, given_by, packed = _core.read_front_end(os.fspath(folder), rank)
-    with np.load(io.BytesIO(packed), allow_pickle=False) as archive:
+    with _parsing, np.load(io.BytesIO(packed), allow_pickle=False) as archive:
         arrays = dict(archive)
     return Restored(num_workers, given_by, arrays["extra"].tobytes()), arrays
 
