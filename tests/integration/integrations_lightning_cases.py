@@ -25,6 +25,7 @@ from integrations_training import (
     leave_the_store,
     mean_over_ranks,
     mlp,
+    require_equal,
     require_near,
     weights_file,
 )
@@ -71,11 +72,6 @@ def trained(strategy: DDPStrategy, steps: int = STEPS, **options: Any) -> Module
     module = Module()
     trainer(strategy, steps, **options).fit(module)
     return module
-
-
-def require_equal(one: nn.Module, other: nn.Module) -> None:
-    for a, b in zip(one.parameters(), other.parameters(), strict=True):
-        assert torch.equal(a, b)
 
 
 @case

@@ -39,6 +39,12 @@ def require_near(losses: list[float], plain: list[float]) -> None:
     assert abs(ours - theirs) < 0.02 * theirs, (ours, theirs)
 
 
+def require_equal(one: nn.Module, other: nn.Module) -> None:
+    """To the bit."""
+    for a, b in zip(one.parameters(), other.parameters(), strict=True):
+        assert torch.equal(a, b)
+
+
 def weights_file(framework: str) -> Path:
     """Where a run that was not interrupted leaves its weights."""
     return Path(os.environ["TEST_FOLDER"]) / f"{framework}.weights"

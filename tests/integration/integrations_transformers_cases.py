@@ -20,7 +20,7 @@ import torch
 import torch.distributed as dist
 from accelerate.state import AcceleratorState
 from gradwire.integrations.transformers import CompressGradients
-from integrations_training import SAVED, STEPS, leave_the_store, require_near, weights_file
+from integrations_training import SAVED, STEPS, leave_the_store, require_equal, require_near, weights_file
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch_programs import case, run_cases_in_a_group, say
@@ -81,11 +81,6 @@ def trained(*callbacks: TrainerCallback, **options: Any) -> Trainer:
 
 def losses_of(trainer: Trainer) -> list[float]:
     return [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
-
-
-def require_equal(one: nn.Module, other: nn.Module) -> None:
-    for a, b in zip(one.parameters(), other.parameters(), strict=True):
-        assert torch.equal(a, b)
 
 
 @case

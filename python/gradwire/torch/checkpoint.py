@@ -14,9 +14,10 @@ from __future__ import annotations
 
 import functools
 import json
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from os import PathLike
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import torch
 
@@ -29,7 +30,7 @@ from gradwire.torch.momentum import inherited_momentum
 from gradwire.torch.reducer import GradientReducer
 
 # Of an exchange's state: the store's checkpoint has these.
-OF_THE_STORE = ("rank", "residuals")
+_OF_THE_STORE = ("rank", "residuals")
 # Of ours, beside what an exchange has.
 _ROWS_KEY, _MOMENTUM_KEY = "rows", "momentum_correction"
 
@@ -46,7 +47,7 @@ _KINDS_OF_PARTS = {
 Result = TypeVar("Result")
 
 
-class Part(Protocol):
+class Part(ABC):
     """What of a job exchanges gradients, as a checkpoint has it beside the model and the store.
 
     Attributes:
@@ -59,16 +60,21 @@ class Part(Protocol):
 
     def folder_in(self, folder: str | PathLike[str]) -> str | PathLike[str]:
         """Where this rank's store has its files, in the folder that the caller gave."""
+        return folder
 
+    @abstractmethod
     def model_state(self, model: torch.nn.Module) -> Any:
         """What this rank's file has of the model."""
 
+    @abstractmethod
     def load_model(self, model: torch.nn.Module, saved: Any, folder: str | PathLike[str]) -> None:
         """Loads it, out of a rank's file."""
 
+    @abstractmethod
     def saved(self) -> Any:
         """What there is of it that the store does not save."""
 
+    @abstractmethod
     def fitting(self, saved: Any, restored: checkpoint.Restored, read: Read) -> Any:
         """Returns what saved() was, as this rank goes on with it. No collective; changes nothing.
 
@@ -76,14 +82,15 @@ class Part(Protocol):
             ValueError: it cannot go on with that.
         """
 
+    @abstractmethod
     def prepare(self, fitting: Any) -> None:
         """Precedes the store's load_checkpoint(), with what fitting() returned. A collective."""
 
-    def take_over(self, fitting: Any) -> None:
-        """Follows it, before the model is loaded."""
+    def take_over(self, fitting: Any) -> None:  # noqa: B027
+        """Follows it, before the model is loaded: what the store does not restore."""
 
-    def go_on(self, fitting: Any) -> None:
-        """Follows that."""
+    def go_on(self, fitting: Any) -> None:  # noqa: B027
+        """Follows that: an optimizer of gradwire's; torch's own is the script's to load."""
 
 
 Read = Callable[[int], Any]
@@ -175,6 +182,24 @@ def read_model(folder: str | PathLike[str], rank: int) -> Any:
     return _unpack(checkpoint.read_extra(folder, rank))["model"]
 
 
+def beside_the_store(state: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns what of an exchange's state is not in the store's checkpoint."""
+    return {name: value for name, value in state.items() if name not in _OF_THE_STORE}
+
+
+def require_alone(listed: Sequence[Any], maker: str) -> None:
+    """Raises TypeError where what a function has returned for a sharded model is not the only thing in a list.
+
+    Args:
+        maker: the function.
+    """
+    if len(listed) > 1:
+        raise TypeError(
+            f"gradwire.torch: optimizer holds several things, of which one is what {maker}() has returned, expected "
+            "that alone; save each sharded model to a folder of its own"
+        )
+
+
 def _read_fitting(folder: str | PathLike[str], part: Part) -> dict[str, Any]:
     """Reads what save_checkpoint() wrote for this rank, as it goes on with it. Changes nothing.
 
@@ -223,7 +248,7 @@ def _unpack(restored: checkpoint.Restored) -> dict[str, Any]:
     return state
 
 
-class OptimizersPart:
+class OptimizersPart(Part):
     """Those of DistributedOptimizers or LocalStepOptimizers at one store."""
 
     kind = "optimizer"
@@ -231,9 +256,6 @@ class OptimizersPart:
     def __init__(self, optimizers: Sequence[Any], store: kv.KVStore) -> None:
         self.store = store
         self._parts = [_OptimizerPart(optimizer, store) for optimizer in optimizers]
-
-    def folder_in(self, folder: str | PathLike[str]) -> str | PathLike[str]:
-        return folder
 
     def model_state(self, model: torch.nn.Module) -> Any:
         return model.state_dict()
@@ -282,7 +304,7 @@ class _OptimizerPart:
 
     def saved(self) -> dict[str, Any]:
         state = self._optimizer.state_dict()
-        own = {name: value for name, value in state.get(STATE_KEY, {}).items() if name not in OF_THE_STORE}
+        own = beside_the_store(state.get(STATE_KEY, {}))
         if self._reducer is not None and self._reducer.row_names is not None:
             own[_ROWS_KEY] = self._reducer.row_names
         own[_MOMENTUM_KEY] = self._sends_momentum

@@ -32,6 +32,13 @@ def home_of(parameters: Sequence[torch.Tensor]) -> torch.device:
     return torch.device("cpu")
 
 
+def encodable(flat: torch.Tensor) -> torch.Tensor:
+    """Returns real numbers of the dtype and on the device that codecs can work on: the tensor itself, or a copy."""
+    dtype = exchanged_dtype(flat.dtype)
+    home = home_of([flat]) if dtype == torch.float32 else torch.device("cpu")
+    return flat.to(device=home, dtype=dtype)
+
+
 class Slot:
     """One parameter's memory.
 

@@ -106,7 +106,7 @@ def _on_first_forward(model: torch.nn.Module) -> None:
     if is_compressed(model):
         return
     parameters = list(model.parameters())
-    groups = [group for group in _replica_groups(model) + _process_groups(model) if group is not None]
+    groups = [each for each in _distinct(_replica_groups(model) + _process_groups(model)) if each is not None]
     found = [(policy, group) for group in groups if (policy := policy_for(group, parameters)) is not None]
     if not found:
         return
@@ -131,10 +131,8 @@ def is_compressed(model: torch.nn.Module) -> bool:
     from gradwire.torch.sharded.replica_group import ReplicaGroup
     from gradwire.torch.sharded.scatter import CompressedReduceScatter
 
-    return any(
-        isinstance(each._reduce_scatter_comm, CompressedReduceScatter)
-        or isinstance(getattr(each.mesh_info, "replicate_process_group", None), ReplicaGroup)
-        for each in _groups_of(model)
+    return any(isinstance(group, ReplicaGroup) for group in _replica_groups(model)) or any(
+        isinstance(each._reduce_scatter_comm, CompressedReduceScatter) for each in _groups_of(model)
     )
 
 
@@ -152,8 +150,12 @@ def _replica_groups(model: torch.nn.Module) -> list[dist.ProcessGroup | None]:
 
 
 def _only(groups: Sequence[dist.ProcessGroup | None]) -> dist.ProcessGroup | None:
-    found = list({id(group): group for group in groups}.values())
+    found = _distinct(groups)
     return found[0] if len(found) == 1 else None
+
+
+def _distinct(groups: Sequence[dist.ProcessGroup | None]) -> list[dist.ProcessGroup | None]:
+    return list({id(group): group for group in groups}.values())
 
 
 def _groups_of(model: torch.nn.Module) -> list[Any]:

@@ -21,7 +21,7 @@ from torch.autograd import Variable
 from gradwire.torch.elements import as_real, exchanged_dtype, in_memory_order, real_elements
 from gradwire.torch.exchange import Exchange
 from gradwire.torch.exchange_options import ExchangeOptions, warn_of_nonfinite
-from gradwire.torch.slots import home_of
+from gradwire.torch.slots import encodable, home_of
 
 if TYPE_CHECKING:
     from gradwire.kv import KVStore
@@ -288,9 +288,7 @@ class Bucket:
         self.future = future_of(self.buffer)
         self._dense = self.buffer.to_dense() if self.buffer.is_sparse else self.buffer
         real = as_real(self._dense)
-        dtype = exchanged_dtype(real.dtype)
-        home = home_of([real]) if dtype == torch.float32 else torch.device("cpu")
-        self._staged = real.reshape(-1).to(device=home, dtype=dtype)
+        self._staged = encodable(real.reshape(-1))
         parameters: list[torch.Tensor] = bucket.parameters()
         # DDP too gives the buckets of complex parameters as real numbers, or as they are.
         split = self._staged.split([real_elements(p) for p in parameters])  # type: ignore[no-untyped-call]

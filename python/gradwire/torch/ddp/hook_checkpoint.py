@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from gradwire.stores.checkpoint import Restored
-from gradwire.torch.checkpoint import OF_THE_STORE, Read, read_model
+from gradwire.torch.checkpoint import Part, Read, beside_the_store, read_model
 
 if TYPE_CHECKING:
     from gradwire.torch.ddp.bucket_exchange import BucketExchange
     from gradwire.torch.sharded.fsdp import ReduceScatters
 
 
-class HooksPart:
+class HooksPart(Part):
     """Hooks of DDP models that share a store. Their parameters come with the first buckets, but residuals before: so
     what the checkpoint has is declared when it is loaded, in the order that it had.
     """
@@ -33,9 +33,6 @@ class HooksPart:
         self._model = model
         self.store = exchanges[0].store
 
-    def folder_in(self, folder: str | PathLike[str]) -> str | PathLike[str]:
-        return folder
-
     def model_state(self, model: torch.nn.Module) -> Any:
         return model.state_dict()
 
@@ -50,8 +47,7 @@ class HooksPart:
                     "gradwire.torch: save_checkpoint: a HookState has been given a state by load_state_dict(), and no "
                     "step has been taken with it; take one first"
                 )
-            own = {name: value for name, value in exchange.state().items() if name not in OF_THE_STORE}
-            states.append({**own, "parameters": exchange.labels})
+            states.append({**beside_the_store(exchange.state()), "parameters": exchange.labels})
         return {"states": states}
 
     def fitting(self, saved: dict[str, Any], restored: Restored, read: Read) -> dict[str, Any]:
@@ -72,14 +68,8 @@ class HooksPart:
             exchange.begin_with(state["parameters"], named)
             exchange.load_codecs(state)
 
-    def take_over(self, saved: Mapping[str, Any]) -> None:
-        """The store has the residuals."""
 
-    def go_on(self, saved: Mapping[str, Any]) -> None:
-        """The optimizer is torch's, and the script's to load."""
-
-
-class ScattersPart:
+class ScattersPart(Part):
     """The reduce-scatters of one FSDP2 model."""
 
     kind = "reduce_scatters"
@@ -87,9 +77,6 @@ class ScattersPart:
     def __init__(self, scatters: ReduceScatters) -> None:
         self._scatters = scatters
         self.store = scatters.store
-
-    def folder_in(self, folder: str | PathLike[str]) -> str | PathLike[str]:
-        return folder
 
     def model_state(self, model: torch.nn.Module) -> Any:
         """Rank 0 has all of it; a collective of the group that the model is sharded over."""
@@ -124,6 +111,3 @@ class ScattersPart:
             self._scatters.load_state_dict(saved["states"][0])
         else:
             self._scatters.inherit(saved["states"])
-
-    def go_on(self, saved: Mapping[str, Any]) -> None:
-        """The optimizer is torch's, and the script's to load."""

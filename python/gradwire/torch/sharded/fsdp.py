@@ -32,6 +32,7 @@ from torch.distributed.fsdp import FSDPModule
 
 from gradwire.kv import KVStore
 from gradwire.torch import session
+from gradwire.torch.checkpoint import require_alone
 from gradwire.torch.ddp.hook_checkpoint import ScattersPart
 from gradwire.torch.distributed_checkpoint import by_rank, is_for_distributed_checkpoint, of_rank
 from gradwire.torch.exchange_options import enabled_scaler
@@ -119,11 +120,7 @@ class ReduceScatters:
         Raises:
             TypeError: the list has more than one element.
         """
-        if len(listed) > 1:
-            raise TypeError(
-                "gradwire.torch: optimizer holds several things, of which one is what compress_reduce_scatter() has "
-                "returned, expected that alone; save each sharded model to a folder of its own"
-            )
+        require_alone(listed, "compress_reduce_scatter")
         return ScattersPart(self)
 
     @property

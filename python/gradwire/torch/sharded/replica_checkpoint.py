@@ -11,14 +11,14 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from gradwire.stores.checkpoint import Restored
-from gradwire.torch.checkpoint import OF_THE_STORE, Read
+from gradwire.torch.checkpoint import Part, Read, beside_the_store
 
 if TYPE_CHECKING:
     from gradwire.kv import KVStore
     from gradwire.torch.sharded.replica_exchange import ReplicaExchange
 
 
-class ReplicasPart:
+class ReplicasPart(Part):
     """The all-reduces of one model, on the ranks that have one shard."""
 
     kind = "all_reduces"
@@ -64,20 +64,13 @@ class ReplicasPart:
             own.copy_(saved[name])
 
     def saved(self) -> dict[str, Any]:
-        state = self._exchange.state()
-        return {name: value for name, value in state.items() if name not in OF_THE_STORE}
+        return beside_the_store(self._exchange.state())
 
     def fitting(self, saved: dict[str, Any], restored: Restored, read: Read) -> dict[str, Any]:
         return saved
 
     def prepare(self, saved: Mapping[str, Any]) -> None:
         self._exchange.load_codecs(saved)
-
-    def take_over(self, saved: Mapping[str, Any]) -> None:
-        """The store has the residuals."""
-
-    def go_on(self, saved: Mapping[str, Any]) -> None:
-        """The optimizer is torch's, and the script's to load."""
 
 
 def _own(value: Any) -> Any:

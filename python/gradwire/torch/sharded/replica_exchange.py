@@ -18,12 +18,11 @@ import torch
 import torch.distributed as dist
 
 from gradwire.torch.backward_pass import BackwardPass
-from gradwire.torch.elements import exchanged_dtype
 from gradwire.torch.exchange import Exchange
 from gradwire.torch.exchange_options import ExchangeOptions, warn_of_nonfinite
-from gradwire.torch.sharded.replica_shards import ModuleShards, Shard, flat_real
+from gradwire.torch.sharded.replica_shards import ModuleShards, Shard
 from gradwire.torch.sharded.scatter import factor_of
-from gradwire.torch.slots import home_of
+from gradwire.torch.slots import encodable
 
 if TYPE_CHECKING:
     from gradwire import _core
@@ -93,10 +92,12 @@ class ReplicaExchange:
                 self._deliver(module)
             numbers = output.shape[1] if output.dim() == 2 else 1  # of an element
             at_once = numbers > 1 or module.needs_mean_at_once(output)
-            flat = flat_real(output)
-            is_gradient = not at_once and _can_stay(flat) and module.becomes_gradients(output)
+            flat = output.view(-1)
+            staged = encodable(flat)
+            is_gradient = not at_once and staged is flat and module.becomes_gradients(output)
+            if staged is flat and not at_once and not is_gradient:
+                staged = flat.clone()
             places = module.cut(flat, numbers)
-            staged = flat if is_gradient else _staged(flat, is_needed=not at_once)
             runs = places if staged is flat else module.cut(staged, numbers)
             self._taking_part[module] = None
             self._sums[module] = _Sum(
@@ -186,18 +187,6 @@ class ReplicaExchange:
     def load_codecs(self, state: Mapping[str, Any]) -> None:
         """As Exchange's."""
         self._exchange.load_codecs(state)
-
-
-def _can_stay(flat: torch.Tensor) -> bool:
-    """Whether codecs can work on a tensor itself."""
-    return flat.dtype == torch.float32 and home_of([flat]) == flat.device
-
-
-def _staged(flat: torch.Tensor, *, is_needed: bool) -> torch.Tensor:
-    """A copy that codecs can work on. is_needed: also where they can work on the tensor itself."""
-    dtype = exchanged_dtype(flat.dtype)
-    home = home_of([flat]) if dtype == torch.float32 else torch.device("cpu")
-    return flat.to(device=home, dtype=dtype, copy=is_needed)
 
 
 def _spoil(modules: Iterable[ModuleShards]) -> None:

@@ -9,8 +9,6 @@ from typing import Any
 
 import torch
 
-from gradwire.torch.elements import as_real
-
 # Sums of these are divided by torch before and after they are made, and the latter before the mean is there.
 _LATE_DTYPES = (torch.float32, torch.bfloat16)
 
@@ -108,8 +106,3 @@ class ModuleShards:
         return output.dtype == self._group._orig_dtype and not any(
             shard.gradient is not None or shard.parameter.offload_to_cpu for shard in self.trained
         )
-
-
-def flat_real(output: torch.Tensor) -> torch.Tensor:
-    """Returns a contiguous tensor's own memory: real (elements,)."""
-    return as_real(output).view(-1)

@@ -28,6 +28,7 @@ from torch.distributed.fsdp import FSDPModule
 
 from gradwire.kv import KVStore
 from gradwire.torch import session
+from gradwire.torch.checkpoint import require_alone
 from gradwire.torch.distributed_checkpoint import by_rank, is_for_distributed_checkpoint, of_rank
 from gradwire.torch.exchange_options import GivenOptions, OnNonfinite
 from gradwire.torch.process_group import store_of
@@ -292,11 +293,7 @@ class AllReduces:
         Raises:
             TypeError: the list has more than one element.
         """
-        if len(listed) > 1:
-            raise TypeError(
-                "gradwire.torch: optimizer holds several things, of which one is what compress_all_reduce() has "
-                "returned, expected that alone; save each sharded model to a folder of its own"
-            )
+        require_alone(listed, "compress_all_reduce")
         return ReplicasPart(self._store, self._exchange, *self._shard)
 
     def __reduce__(self) -> Any:
