@@ -11,14 +11,19 @@ same kind as the arguments. Every rank makes the same calls in the same order. I
 shape), or one has an array that cannot be sent (a sparse tensor, another dtype), all get a ValueError with the same
 text, and the store stays usable. Any other error ends the store.
 
+begin() runs collectives on another thread. What is called meanwhile waits for its turn.
+
 Nothing is compressed. Results are computed in rank order, so all ranks get the same bits, whatever the placement.
 """
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+import signal
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import numpy as np
 
@@ -28,7 +33,9 @@ from gradwire.stores.refusals import told_to_all
 if TYPE_CHECKING:
     from gradwire import _core
 
-__all__ = ["Collectives"]
+__all__ = ["Begun", "Collectives"]
+
+_Result = TypeVar("_Result")
 
 _COMPLEX = {"complex64": "float32", "complex128": "float64"}  # two of which they are
 _DTYPES = ("uint8", "int8", "int32", "int64", "float16", "bfloat16", "float32", "float64", *_COMPLEX)
@@ -42,6 +49,30 @@ class Collectives:
 
     def __init__(self, engine: _core.Engine) -> None:
         self._engine = engine
+        self._last: Begun[Any] | None = None
+
+    def begin(self, call: Callable[[], _Result]) -> Begun[_Result]:
+        """Runs calls of collectives on a thread of their own, once those that have begun before have ended.
+
+        Every rank begins the same in the same order. All other collectives, and barriers, wait until they have ended.
+
+        Args:
+            call: makes the calls. It begins no others.
+
+        Returns: what they run in; ask it for the result.
+        """
+        self._last = Begun(call, self._last)
+        return self._last
+
+    def await_begun(self, seconds: float | None = None) -> None:
+        """Waits until all that has begun has ended; on its own threads it returns at once.
+
+        Args:
+            seconds: the longest wait. Default: as long as it takes, which the job's deadlines limit.
+        """
+        is_begun = isinstance(threading.current_thread(), Begun)
+        if self._last is not None and not is_begun and self._last.wait(seconds):
+            self._last = None
 
     def all_reduce(self, array: Any, op: str = "sum", out: Any = None) -> Any:
         """Combines the arrays of all ranks element by element.
@@ -60,6 +91,7 @@ class Collectives:
                 numbers; or ranks differ.
             gradwire.TransportError, gradwire.TimeoutError: the job has failed; names the rank at fault.
         """
+        self.await_begun()
         with told_to_all(self._engine, "all_reduce"):
             given = _given("all_reduce", array)
             _require_op("all_reduce", op, given)
@@ -83,6 +115,7 @@ class Collectives:
         Raises:
             ValueError, gradwire.TransportError, gradwire.TimeoutError: as all_reduce().
         """
+        self.await_begun()
         with told_to_all(self._engine, "reduce_scatter"):
             given = _given("reduce_scatter", array)
             _require_op("reduce_scatter", op, given)
@@ -108,6 +141,7 @@ class Collectives:
         Raises:
             ValueError, gradwire.TransportError, gradwire.TimeoutError: as all_reduce().
         """
+        self.await_begun()
         with told_to_all(self._engine, "broadcast"):
             target = _writable("broadcast", array, array)
             memory = _bytes(target)
@@ -127,6 +161,7 @@ class Collectives:
         Raises:
             ValueError, gradwire.TransportError, gradwire.TimeoutError: as all_reduce().
         """
+        self.await_begun()
         with told_to_all(self._engine, "all_gather"):
             given = _given("all_gather", array)
             row = _row_shape("all_gather", given) if given.shape else None
@@ -148,6 +183,7 @@ class Collectives:
             ValueError: not one array per rank; or arrays differ in dtype or in the shape of a row.
             gradwire.TransportError, gradwire.TimeoutError: the job has failed; names the rank at fault.
         """
+        self.await_begun()
         with told_to_all(self._engine, "all_to_all"):
             given = [_given("all_to_all", array) for array in arrays]
             if len(given) != self._engine.num_workers:
@@ -166,7 +202,70 @@ class Collectives:
 
     def barrier(self) -> None:
         """Waits until every rank has called it."""
+        self.await_begun()
         self._engine.barrier()
+
+
+class Begun(threading.Thread, Generic[_Result]):
+    """Collectives that run on a thread of their own. Collectives.begin() makes it."""
+
+    def __init__(self, call: Callable[[], _Result], before: Begun[Any] | None) -> None:
+        super().__init__(
+            name="gradwire collectives", daemon=True
+        )  # a job that has failed may leave it waiting
+        self._call: Callable[[], _Result] | None = call
+        self._before = before
+        self._outcome: tuple[_Result] | BaseException | None = None
+        self._has_ended = (
+            threading.Event()
+        )  # join() that Ctrl-C has ended takes the thread for ended (Python 3.11)
+        self.start()
+
+    def run(self) -> None:
+        before, self._before = self._before, None
+        if before is not None:
+            before._has_ended.wait()
+        call, self._call = self._call, None
+        assert call is not None
+        try:
+            self._outcome = (call(),)
+        except BaseException as error:
+            self._outcome = error
+        self._has_ended.set()
+
+    def wait(self, seconds: float | None = None) -> bool:
+        """Waits until the calls have ended; on the main thread Ctrl-C ends the process, as in any collective.
+
+        Args:
+            seconds: the longest wait. Default: as long as it takes, which the job's deadlines limit.
+
+        Returns: whether they have ended.
+        """
+        with _interrupt_ends():
+            return self._has_ended.wait(seconds)
+
+    def result(self) -> _Result:
+        """Waits for what the call returns, or raises its error."""
+        self.wait()
+        if isinstance(self._outcome, BaseException):
+            raise self._outcome
+        assert self._outcome is not None
+        return self._outcome[0]
+
+
+@contextlib.contextmanager
+def _interrupt_ends() -> Iterator[None]:
+    """Has Ctrl-C end the process, where this is the main thread and Ctrl-C is not ignored."""
+    handler = signal.getsignal(signal.SIGINT)
+    is_main = threading.current_thread() is threading.main_thread()
+    if not is_main or handler in (None, signal.SIG_IGN):  # None: not Python's
+        yield
+        return
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, handler)
 
 
 def _agreed(array: Any, **settings: object) -> str:

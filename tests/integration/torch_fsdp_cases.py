@@ -144,6 +144,86 @@ def divide_factors() -> None:
                 )
 
 
+class Layers(nn.Module):
+    """Three layers, each sharded by itself, used in some order."""
+
+    def __init__(self, order: tuple[int, ...], **options: Any) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.order = order
+        self.layers = nn.ModuleList(nn.Linear(6, 6) for _ in range(3))
+        for layer in self.layers:
+            fully_shard(layer, **options)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for number in self.order:
+            x = self.layers[number](x).tanh()
+        return x.square().sum()
+
+
+def microbatches(
+    codec: str | None, count: int, order: tuple[int, ...], policy: MixedPrecisionPolicy
+) -> list[torch.Tensor]:
+    model = Layers(order, mp_policy=policy)
+    fully_shard(model, mp_policy=policy)
+    if codec is not None:
+        gw.torch.compress_reduce_scatter(model, codec=codec)
+    for number in range(count):
+        model(torch.full((2, 6), 0.1 * (1 + number) + dist.get_rank())).backward()
+    return [p.grad.full_tensor() for p in model.parameters()]
+
+
+@case
+def means_that_come_late_are_added_to_gradients() -> None:
+    """Of a layer that is used twice, of a second microbatch, and where p.grad has another dtype."""
+    mixed = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.bfloat16)
+    for order, policy in (((0, 1, 1, 2), MixedPrecisionPolicy()), ((0, 1, 2), mixed)):
+        for count in (1, 2):
+            given = count, order, policy
+            for ours, theirs in zip(microbatches("none", *given), microbatches(None, *given), strict=True):
+                torch.testing.assert_close(ours, theirs, rtol=0, atol=0)
+
+
+@case
+def backward_goes_on_while_sums_are_on_their_way() -> None:
+    """Rank 1 begins its backward() only when rank 0's has come to the layer before the last."""
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 4))
+    for layer in model:
+        fully_shard(layer, reshard_after_forward=False)  # or torch's own collectives wait
+    fully_shard(model, reshard_after_forward=False)
+    gw.torch.compress_reduce_scatter(model, codec="2bit")
+    signals = dist.new_group()
+    between = []
+
+    def note(gradient: torch.Tensor) -> None:
+        between.append(gradient)
+        dist.barrier(signals)
+
+    x = torch.full((2, 4), 1.0 + dist.get_rank(), requires_grad=True)
+    middle = model[1](model[0](x))
+    if dist.get_rank() == 0:
+        middle.register_hook(note)
+    loss = model[2](middle).sum()
+    if dist.get_rank() == 1:
+        dist.barrier(signals)
+    loss.backward()
+    assert len(between) == 1 - dist.get_rank()
+    for parameter in model.parameters():
+        assert bool(parameter.grad.full_tensor().any())
+
+
+@case
+def hooks_of_gradients_see_the_mean() -> None:
+    model = nn.Linear(4, 4, bias=False)
+    fully_shard(model)
+    gw.torch.compress_reduce_scatter(model, codec="none")
+    seen = []
+    model.weight.register_post_accumulate_grad_hook(lambda p: seen.append(p.grad._local_tensor.clone()))
+    model(torch.full((1, 4), 1.0 + dist.get_rank())).sum().backward()
+    (shard,) = seen
+    assert torch.equal(shard, torch.full_like(shard, 1.5))
+
+
 @case
 def another_op_is_named() -> None:
     model = nn.Linear(4, 4)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -114,3 +115,47 @@ def test_mistakes_are_named(all_ranks: Collectives, call: Any, text: str) -> Non
 def test_what_is_no_array_is_named(all_ranks: Collectives) -> None:
     with pytest.raises(TypeError, match="given a list, expected a NumPy or PyTorch array"):
         all_ranks.all_reduce([1, 2])
+
+
+def test_what_has_begun_runs_in_order_and_before_what_is_called_next(all_ranks: Collectives) -> None:
+    order: list[str] = []
+    may_go_on = threading.Event()
+
+    def first() -> Any:
+        may_go_on.wait(60)
+        order.append("first")
+        return all_ranks.all_reduce(np.ones(3))  # does not wait for itself
+
+    begun = [all_ranks.begin(first), all_ranks.begin(lambda: order.append("second"))]
+    assert order == []
+    may_go_on.set()
+    all_ranks.barrier()
+    assert order == ["first", "second"]
+    assert_array_equal(begun[0].result(), np.ones(3))
+    assert begun[1].result() is None
+
+
+def test_an_error_is_of_who_asks_for_the_result(all_ranks: Collectives) -> None:
+    bad = all_ranks.begin(lambda: all_ranks.all_reduce(np.ones(3), op="median"))
+    good = all_ranks.begin(lambda: all_ranks.all_reduce(np.ones(3)))
+    assert_array_equal(all_ranks.all_gather(np.ones(2))[0], np.ones(2))
+    assert_array_equal(good.result(), np.ones(3))
+    with pytest.raises(ValueError, match="median"):
+        bad.result()
+
+
+def test_a_store_is_closed_once_what_has_begun_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    for variable in ("GRADWIRE_ROLE", "DMLC_ROLE"):
+        monkeypatch.delenv(variable, raising=False)
+    store = gradwire.kv.create("local")
+    may_go_on = threading.Event()
+
+    def late() -> Any:
+        may_go_on.wait(60)
+        return store.collectives.all_reduce(np.ones(2))
+
+    begun = store.collectives.begin(late)
+    timer = threading.Timer(0.2, may_go_on.set)
+    timer.start()
+    store.close()
+    assert_array_equal(begun.result(), np.ones(2))

@@ -135,7 +135,7 @@ class Worker(AbstractKVStore):
 
     def barrier(self) -> None:
         """Waits until every worker has called it. In `dist_async*`, weights after it contain all pushes before it."""
-        self.engine.barrier()
+        self.collectives.barrier()
 
     _barrier = barrier  # MXNet's name
 
@@ -262,6 +262,7 @@ class Worker(AbstractKVStore):
             if not uncaught_error.ended_the_script():  # others may never send what it waits for
                 for finish in list(self.unfinished):
                     leaving.callback(finish)
+                leaving.callback(self.collectives.await_begun)
 
     def give_up(self, error: BaseException | None) -> None:
         """Notifies the other workers of an elastic job that this worker ends with an error, so that they continue at
@@ -326,6 +327,7 @@ class Worker(AbstractKVStore):
         if uncaught_error.ended_the_script():
             self.give_up(getattr(sys, "last_value", None))
         self.engine.close(self._own_error())
+        self.collectives.await_begun(1.0)  # it fails now, and must not be there when Python ends
         self._print_messages()
         if recorder is not None:
             recorder.write()

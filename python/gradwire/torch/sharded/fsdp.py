@@ -17,7 +17,10 @@ backward() calls that reduce, the residuals of the earlier calls are kept. A bac
 For a checkpoint, save `compressed.state_dict()` on each rank beside model and optimizer. Or save all of a job with
 gradwire.torch.save_checkpoint(), or with torch.distributed.checkpoint, which accepts `compressed` as it is.
 
-Threading: called on autograd's thread; it waits until the shard has arrived. Ctrl-C ends the process while it waits.
+Sums are made while backward() goes on. When it returns, p.grad holds this rank's shard of the mean, as without
+gradwire.
+
+Threading: called on autograd's thread.
 """
 
 from __future__ import annotations
@@ -37,6 +40,7 @@ from gradwire.torch.ddp.hook_checkpoint import ScattersPart
 from gradwire.torch.distributed_checkpoint import by_rank, is_for_distributed_checkpoint, of_rank
 from gradwire.torch.exchange_options import enabled_scaler
 from gradwire.torch.process_group import store_of
+from gradwire.torch.sharded.layout import parameter_groups
 from gradwire.torch.sharded.scatter import CompressedReduceScatter, ScatteringBackward
 
 
@@ -80,6 +84,8 @@ def compress_reduce_scatter(
     backward = ScatteringBackward(store)
     scatters = {}
     for number, (name, module) in enumerate(modules.items()):
+        if not parameter_groups(module):
+            continue  # its parts have all of its parameters
         scatter = CompressedReduceScatter(
             store, session.chosen(codec), number, module, name, backward, scaler
         )

@@ -1,8 +1,6 @@
 """ReplicaExchange: shards of gradients go to the sum of their replicas and come back as means, while backward() runs.
 
-FSDP makes p.grad of what it all-reduces, as soon as the call returns. So the mean is written there later: into the same
-memory where that becomes p.grad, else zeros stand in, and the mean is added to p.grad. backward() ends when all means
-are there.
+backward() ends when all means are there; module_shards.py says where they go.
 
 Threading: on autograd's thread, one at a time. Sums only start to be sent; what backward() ends with waits for them.
 """
@@ -20,7 +18,7 @@ import torch.distributed as dist
 from gradwire.torch.backward_pass import BackwardPass
 from gradwire.torch.exchange import Exchange
 from gradwire.torch.exchange_options import ExchangeOptions, warn_of_nonfinite
-from gradwire.torch.sharded.replica_shards import ModuleShards, Shard
+from gradwire.torch.sharded.module_shards import ModuleShards, Shard
 from gradwire.torch.sharded.scatter import factor_of
 from gradwire.torch.slots import encodable
 
@@ -122,8 +120,8 @@ class ReplicaExchange:
             if done.targets is not None:
                 if run.data_ptr() != done.targets[number].data_ptr():
                     done.targets[number].copy_(run)
-            elif not done.is_gradient and (gradient := shard.gradient) is not None:
-                gradient.add_(run.view(shard.shape).to(gradient))
+            elif not done.is_gradient:
+                shard.add(run)
 
     # -- as a Listener of BackwardPass -----------------------------------------------------------------
 

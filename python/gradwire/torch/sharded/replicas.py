@@ -33,10 +33,10 @@ from gradwire.torch.distributed_checkpoint import by_rank, is_for_distributed_ch
 from gradwire.torch.exchange_options import GivenOptions, OnNonfinite
 from gradwire.torch.process_group import store_of
 from gradwire.torch.sharded.layout import parameter_groups
+from gradwire.torch.sharded.module_shards import ModuleShards
 from gradwire.torch.sharded.replica_checkpoint import ReplicasPart
 from gradwire.torch.sharded.replica_exchange import ReplicaExchange
 from gradwire.torch.sharded.replica_group import ReplicaGroup, SumInPlace
-from gradwire.torch.sharded.replica_shards import ModuleShards
 from gradwire.torch.warm_up import Stages
 
 _WHO = "gradwire.torch: compress_all_reduce"

@@ -1,12 +1,17 @@
 """The reduce-scatter of one FSDP module, as torch calls it.
 
-Threading: called from autograd's thread; it waits until the shard is there.
+The sum is made while backward() goes on; module_shards.py says where it goes then. At most two are on their way, since
+each keeps the gradients of its module. The next one first waits for the older.
+
+Threading: called from autograd's thread. Sums are encoded, sent and decoded on a thread of the store's collectives. A
+module's state is that thread's while its sum is on its way, and else autograd's.
 """
 
 from __future__ import annotations
 
+import collections
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,13 +22,16 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.fsdp._fully_shard._fsdp_api import ReduceScatter
 
 from gradwire import compress
+from gradwire.collectives import Begun
 from gradwire.gathered_sum import Met, encode, noted, read, warn_of_kept_rest, warn_of_nan_sum
 from gradwire.kv import KVStore
 from gradwire.torch import session
 from gradwire.torch.backward_pass import BackwardPass
 from gradwire.torch.elements import as_real, exchanged_dtype
-from gradwire.torch.sharded.layout import Layout, TrainedParameters, read_layout
+from gradwire.torch.sharded.layout import Layout, TrainedParameters, parameter_groups, read_layout
+from gradwire.torch.sharded.module_shards import ModuleShards, Shard
 
+_MOST_ON_THEIR_WAY = 2
 _OTHER_OPS = (
     "expected SUM, AVG or PREMUL_SUM, which FSDP2 asks for; module.set_force_sum_reduction_for_comms(True) has it ask "
     "for SUM, whatever set_gradient_divide_factor() says"
@@ -73,7 +81,7 @@ class CompressedReduceScatter(ReduceScatter):
             store: its workers are the group's ranks.
             wanted: the codec.
             number: tells modules apart, the same on all ranks.
-            module: whose gradients they are.
+            module: whose gradients they are; it has parameters of its own.
             name: of the module, for error texts.
             backward: the model's, of all its modules.
             grad_scaler: scales the loss, or None.
@@ -84,6 +92,8 @@ class CompressedReduceScatter(ReduceScatter):
         self._number = number
         self._module = module
         self._trained = TrainedParameters(module, store.num_workers)
+        self._group = parameter_groups(module)[0]  # where a module has more, torch refuses to set this
+        self._shards = ModuleShards(name, self._group, range(len(self._group.fsdp_params)))
         self._name = name
         self._backward = backward
         self._grad_scaler = grad_scaler
@@ -108,7 +118,8 @@ class CompressedReduceScatter(ReduceScatter):
         op: Any,
         async_op: bool = False,
     ) -> None:
-        """Writes this rank's shard of the sum, times what op says, to output_tensor.
+        """Has this rank's shard of the sum, times what op says, become its gradients: in output_tensor at once if FSDP
+        needs it there, else by the end of backward().
 
         Args:
             input_tensor: (ranks * elements,), the shards one behind the other, of any floating or complex dtype.
@@ -124,15 +135,36 @@ class CompressedReduceScatter(ReduceScatter):
                 f"gradwire.torch: reduce_scatter: the group has {group.size()} ranks, the store {ranks}; give "
                 "compress_reduce_scatter() the group that the model is sharded over"
             )
-        factor = factor_of(op, ranks)
-        shards = as_real(input_tensor.detach()).to(device="cpu").reshape(ranks, -1)
+        factor, output = factor_of(op, ranks), as_real(output_tensor)
         self._backward.enter(self)
-        total = self._compressed_sum(shards) * factor if self._codec.lossy else self._sum(shards, factor)
-        as_real(output_tensor).copy_(total.view_as(as_real(output_tensor)))
+        shards, wait_for_copy = _on_host(as_real(input_tensor.detach()).reshape(ranks, -1))
+        loss_scale = self._loss_scale
 
-    def _sum(self, shards: torch.Tensor, factor: float) -> torch.Tensor:
+        def total() -> torch.Tensor:
+            wait_for_copy()
+            if self._codec.lossy:
+                return self._compressed_sum(shards, loss_scale) * factor
+            return self._sum(shards, factor, loss_scale)
+
+        if self._needs_sum_at_once(output):
+            self._backward.begin(total, output)
+            self._backward.take_in()
+        elif self._shards.becomes_gradients(output):
+            self._backward.begin(total, output)
+            output.zero_()
+        else:
+            late = torch.empty_like(output)
+            self._backward.begin(total, late, self._shards.cut(late, 1))
+            output.zero_()
+
+    def _needs_sum_at_once(self, output: torch.Tensor) -> bool:
+        has_replicas = hasattr(self._group.mesh_info, "replicate_process_group")  # they all-reduce the sum
+        return has_replicas or self._shards.needs_mean_at_once(output)
+
+    def _sum(self, shards: torch.Tensor, factor: float, loss_scale: float) -> torch.Tensor:
         """Returns the sum of this rank's shard, in rank order, each times the factor: float32, or float64 of such."""
-        received = self._store.collectives.all_to_all(list(self._with_leftovers(shards).contiguous()))
+        sent = self._with_leftovers(shards, loss_scale)
+        received = self._store.collectives.all_to_all(list(sent.contiguous()))
         total = torch.zeros(shards.shape[1], dtype=exchanged_dtype(shards.dtype), device="cpu")
         for number, shard in enumerate(received):
             own = shard.to(total.dtype)
@@ -140,7 +172,7 @@ class CompressedReduceScatter(ReduceScatter):
             total = own if number == 0 else total + own
         return total
 
-    def _with_leftovers(self, shards: torch.Tensor) -> torch.Tensor:
+    def _with_leftovers(self, shards: torch.Tensor, loss_scale: float) -> torch.Tensor:
         """Adds what a lossy codec before this one has not sent, which leaves nothing but of elements that are not
         finite.
         """
@@ -152,13 +184,13 @@ class CompressedReduceScatter(ReduceScatter):
         state.residuals = list((left - sent).numpy())
         has_more = bool(state.parked) or any(residual.any() for residual in state.residuals)
         self._state = state if has_more else None
-        return shards + sent.to(shards.dtype) * self._loss_scale
+        return shards + sent.to(shards.dtype) * loss_scale
 
     @property
     def _loss_scale(self) -> float:
         return 1.0 if self._grad_scaler is None else float(self._grad_scaler.get_scale())
 
-    def _compressed_sum(self, shards: torch.Tensor) -> torch.Tensor:
+    def _compressed_sum(self, shards: torch.Tensor, loss_scale: float) -> torch.Tensor:
         """Returns the sum of this rank's shard, float32."""
         given = shards.to(torch.float32)
         if shards.dtype == torch.float64 and bool((given.isinf() & shards.isfinite()).any()):
@@ -168,12 +200,13 @@ class CompressedReduceScatter(ReduceScatter):
                 RuntimeWarning,
                 stacklevel=2,
             )
-        if (scale := self._loss_scale) != 1.0:
-            given = given / scale
-        return torch.from_numpy(self._reduce(given.numpy())) * scale
+        if loss_scale != 1.0:
+            given = given / loss_scale
+        return torch.from_numpy(self._reduce(given.numpy())) * loss_scale
 
     def state(self) -> dict[str, Any] | None:
         """What it leaves for the next; None: nothing."""
+        self._backward.settle()
         if self._state is None:
             return None
         scales = [None if one is None else torch.from_numpy(one.copy()) for one in self._state.scales]
@@ -192,6 +225,7 @@ class CompressedReduceScatter(ReduceScatter):
         Args:
             is_own: it is of this rank; if not, all but the residuals is the same on all ranks.
         """
+        self._backward.settle()
         self._state = self._kept = None
         if saved is None:
             return
@@ -300,43 +334,124 @@ class CompressedReduceScatter(ReduceScatter):
         )
 
 
+@dataclass
+class _Sum:
+    """One that is on its way.
+
+    Attributes:
+        begun: makes it.
+        target: where it is to be copied.
+        runs: parts of target that are to be added to gradients then.
+    """
+
+    begun: Begun[torch.Tensor]
+    target: torch.Tensor
+    runs: Sequence[tuple[Shard, torch.Tensor]]
+
+
 class ScatteringBackward:
-    """What the modules of a model share of one backward(): when it is over, and whether any of them met a NaN."""
+    """What the modules of a model share of one backward(): sums on their way, when it is over, and whether any of them
+    met a NaN.
+    """
 
     sync = True  # as a Listener of BackwardPass
 
     def __init__(self, store: KVStore) -> None:
+        self._store = store
         self._pass = BackwardPass(self, store)
         self._entered: set[CompressedReduceScatter] = set()
+        self._sums: collections.deque[_Sum] = collections.deque()
         self._vetoed = False
+        self._has_failed = False
 
     def enter(self, scatter: CompressedReduceScatter) -> None:
         """Has it hear the end of the backward() that runs."""
-        self._entered.add(scatter)
         self._pass.enter()
+        self._entered.add(scatter)
+
+    def begin(
+        self,
+        total: Callable[[], torch.Tensor],
+        target: torch.Tensor,
+        runs: Sequence[tuple[Shard, torch.Tensor]] = (),
+    ) -> None:
+        """Begins to make a sum. A collective.
+
+        Args:
+            total: returns it; runs on the thread of the store's collectives.
+            target: where it is to be copied.
+            runs: parts of target that are to be added to gradients then.
+        """
+        while len(self._sums) >= _MOST_ON_THEIR_WAY:
+            self._take_in_oldest()
+        self._sums.append(_Sum(self._store.collectives.begin(total), target, runs))
+
+    def take_in(self) -> None:
+        """Waits for the sums that are on their way, and writes them where they belong."""
+        while self._sums:
+            self._take_in_oldest()
+
+    @torch.no_grad()
+    def _take_in_oldest(self) -> None:
+        total = self._sums[0].begun.result()
+        done = self._sums.popleft()
+        done.target.copy_(total.view_as(done.target))
+        for shard, run in done.runs:
+            shard.add(run)
 
     def veto(self) -> None:
         """Takes back what all of them do in it."""
         self._vetoed = True
 
-    def on_backward_begin(self) -> None:
-        """Nothing is to be done: the first reduce-scatter begins it."""
+    def settle(self) -> None:
+        """Ends a backward() that has failed. It may have failed on this rank alone: the others, who have had the same
+        reduce-scatters and the same vetoes, keep or take back the same, and the scales that all have agreed stay alike.
+        Its gradients are of no use, and may be others' by now.
+        """
+        if not self._has_failed:
+            return
+        self._has_failed = False
+        for each in self._sums:
+            each.begun.wait()
+        self._sums.clear()
+        self._end()
 
-    def on_backward_end(self) -> None:
+    def _end(self) -> None:
         """Has the modules keep what they have left, or take it back."""
         for scatter in self._entered:
             scatter.end_backward(vetoed=self._vetoed)
         self._entered.clear()
         self._vetoed = False
 
+    def on_backward_begin(self) -> None:
+        """Ends a backward() that has failed, before the next one's first sum."""
+        self.settle()
+
+    def on_backward_end(self) -> None:
+        """Nothing is to be done: all is being sent."""
+
     def on_all_sent(self) -> None:
-        """Nothing is to be done: each reduce-scatter has waited for the others."""
+        """Waits for all sums."""
+        try:
+            self.take_in()
+        except BaseException:
+            self._has_failed = True
+            raise
+        self._end()
 
     def on_backward_failed(self) -> None:
-        """Does as at its end. It may have failed on this rank alone: the others, who have had the same reduce-scatters
-        and the same vetoes, keep or take back the same, and the scales that all have agreed stay alike.
-        """
-        self.on_backward_end()
+        """Does not wait: this may be any thread, at any time."""
+        self._has_failed = True
+
+
+def _on_host(tensor: torch.Tensor) -> tuple[torch.Tensor, Callable[[], object]]:
+    """Returns a tensor on the CPU, and what waits until its values are there."""
+    if tensor.device.type == "cpu":
+        return tensor, lambda: None
+    staged = torch.empty_like(tensor, device="cpu", pin_memory=True).copy_(tensor, non_blocking=True)
+    copied = torch.Event(tensor.device)
+    copied.record()
+    return staged, copied.synchronize
 
 
 def factor_of(op: Any, ranks: int) -> float:

@@ -1,4 +1,8 @@
-"""The shards of one FSDP module's parameters on this rank, of which its replicas have the same."""
+"""The shards of one FSDP module's parameters on this rank, and how their gradients can get a mean that comes late.
+
+FSDP makes p.grad of what it reduces, as soon as the call returns. So a mean is written there later: into the same
+memory where that becomes p.grad, else zeros stand in, and the mean is added to p.grad.
+"""
 
 from __future__ import annotations
 
@@ -43,6 +47,15 @@ class Shard:
         whole = self.parameter.sharded_param.grad
         return None if whole is None else whole._local_tensor
 
+    def add(self, mean: torch.Tensor) -> None:
+        """Adds a mean to p.grad, where zeros stood in.
+
+        Args:
+            mean: (elements,).
+        """
+        if (gradient := self.gradient) is not None:
+            gradient.add_(mean.view(self.shape).to(gradient))
+
 
 class ModuleShards:
     """Those of one of FSDP's parameter groups, whose gradients come as one tensor."""
@@ -66,13 +79,13 @@ class ModuleShards:
         """Returns each shard that has elements, and where its gradient is in the module's.
 
         Args:
-            flat: real (elements,): what FSDP all-reduces.
+            flat: real (elements,): what FSDP reduces.
             numbers: of one element: 2 of a complex one, else 1.
 
         Raises:
             RuntimeError: it is of other parameters.
         """
-        padded = [math.prod(shard.parameter.padded_sharded_param_size) * numbers for shard in self.trained]
+        padded = [count * numbers for count in self._padded()]
         if sum(padded) != flat.numel():
             raise RuntimeError(
                 f"gradwire.torch: compress_all_reduce: the FSDP module {self._name!r} all-reduces "
@@ -87,12 +100,18 @@ class ModuleShards:
             if shard.elements
         ]
 
+    def _padded(self) -> list[int]:
+        return [math.prod(shard.parameter.padded_sharded_param_size) for shard in self.trained]
+
     def needs_mean_at_once(self, output: torch.Tensor) -> bool:
-        """Whether FSDP, or a hook of the script, works on real gradients before backward() has ended; on complex ones
-        FSDP always does.
+        """Whether FSDP, or a hook of the script, works on the gradients before backward() has ended.
+
+        Args:
+            output: what FSDP reduces.
         """
         return (
-            output.dtype not in _LATE_DTYPES
+            output.dtype not in _LATE_DTYPES  # nor are complex numbers, as such or as pairs
+            or output.numel() != sum(self._padded())
             or getattr(self._group, "force_sum_reduction_for_comms", False)
             or getattr(self._group, "_all_reduce_hook", None) is not None
             or any(
