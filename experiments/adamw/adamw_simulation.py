@@ -10,6 +10,7 @@ The learning rate rises over 20 steps and falls as a cosine.
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -224,6 +225,17 @@ class Adam:
         return np.where(self._layout.is_compressed, of_m, squares)
 
 
+@contextlib.contextmanager
+def _flushed_denormals() -> Iterator[None]:
+    """Second moments of elements without a gradient would become denormal, and slow."""
+    torch.set_flush_denormal(True)
+    try:
+        yield
+    finally:
+        torch.set_flush_denormal(False)
+
+
+@_flushed_denormals()
 def train(
     recipe: Recipe,
     seed: int,
@@ -236,7 +248,6 @@ def train(
     """Trains on one thread."""
     steps = steps or task.steps
     torch.set_num_threads(1)
-    torch.set_flush_denormal(True)  # second moments of elements without a gradient
     torch.manual_seed(seed)
     model = task.network()
     layout = Layout(model, recipe)

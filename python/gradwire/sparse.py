@@ -89,7 +89,7 @@ class RowSparse:
         dense = _array(array) if hasattr(array, "detach") else np.asarray(array)
         if dense.ndim == 0:
             raise ValueError("RowSparse.from_dense: the array has no dimension, and so no rows")
-        ids = np.flatnonzero(dense.reshape(len(dense), -1).any(axis=1))
+        ids = np.flatnonzero(_is_not_zero(dense).reshape(len(dense), -1).any(axis=1))
         return cls(ids, dense[ids], dense.shape)
 
     def to_dense(self) -> Any:
@@ -329,6 +329,14 @@ def _expect_in_table(verb: str, key: Key, ids: Any, rows: int) -> None:
 def _floats(rows: Any) -> Any:
     """Rows as NumPy's float32, contiguous, on the host."""
     return np.ascontiguousarray(_array(rows) if hasattr(rows, "detach") else rows, np.float32)
+
+
+def _is_not_zero(array: Any) -> Any:
+    """Bool, of the array's shape; by its bits: a process that flushes denormals takes those for zeros."""
+    if array.dtype.kind != "f":
+        return array != 0
+    bits = np.ascontiguousarray(array).view(f"u{array.dtype.itemsize}").reshape(array.shape)
+    return (bits << 1) != 0  # without the sign
 
 
 def _array(tensor: Any) -> Any:
