@@ -32,6 +32,7 @@ DDP_HOOKS = (
     *(f"{OURS} fp16", f"{OURS} int8", f"{OURS} 2bit", f"{OURS} 2bit:reply=2bit"),
 )
 SHARDED_HOOKS = ("plain", *(f"{OURS} {codec}" for codec in ("none", "fp16", "int8", "nf2")))
+WITH_WEIGHTS = (f"{OURS} int8, weights int8", f"{OURS} nf2, weights int8")
 BANDWIDTH = "1gbit"
 _SECONDS = 900
 
@@ -47,7 +48,8 @@ class Row:
 
     @property
     def hooks(self) -> tuple[str, ...]:
-        return DDP_HOOKS if self.way == "ddp" else SHARDED_HOOKS
+        """HSDP gathers weights inside a host, where nothing is gained."""
+        return {"ddp": DDP_HOOKS, "fsdp": SHARDED_HOOKS + WITH_WEIGHTS, "hsdp": SHARDED_HOOKS}[self.way]
 
     @property
     def ranks_per_host(self) -> int:

@@ -127,8 +127,9 @@ def with_ddp(module: Parameters, system: str, option: str) -> DistributedDataPar
     return ddp
 
 
-def sharded(module: Parameters, way: str, codec: str) -> nn.Module:
-    """codec: "" leaves sums to torch."""
+def sharded(module: Parameters, way: str, option: str) -> nn.Module:
+    """option: the codec of gradients, and with ", weights CODEC" that of weights; "" leaves all to torch."""
+    codec, _, weights = option.partition(", weights ")
     ranks = dist.get_world_size()
     if way == "hsdp":
         mesh = init_device_mesh("cpu", (ranks // 2, 2), mesh_dim_names=("replicate", "shard"))
@@ -141,6 +142,8 @@ def sharded(module: Parameters, way: str, codec: str) -> nn.Module:
         gradwire.torch.compress_all_reduce(module, codec)
     elif codec:
         gradwire.torch.compress_reduce_scatter(module, codec)
+    if weights:
+        gradwire.torch.compress_all_gather(module, weights)
     return module
 
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import gradwire as gw
 import gradwire.torch
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
@@ -222,6 +223,119 @@ def hooks_of_gradients_see_the_mean() -> None:
     model(torch.full((1, 4), 1.0 + dist.get_rank())).sum().backward()
     (shard,) = seen
     assert torch.equal(shard, torch.full_like(shard, 1.5))
+
+
+def rounded(weight: torch.Tensor, spec: str) -> torch.Tensor:
+    """What int8 or int4 makes of the ranks' shards of a matrix."""
+    codec, ranks = gw.compress.make(spec), dist.get_world_size()
+    rows = -(-len(weight) // ranks)
+    padded = torch.cat([weight, weight.new_zeros(rows * ranks - len(weight), *weight.shape[1:])])
+    shards = [shard.reshape(-1).contiguous().numpy() for shard in padded.split(rows)]
+    values = np.concatenate([codec.decode(codec.encode(shard), shard.size) for shard in shards])
+    return torch.from_numpy(values).view(padded.shape)[: len(weight)]
+
+
+class Seen(nn.Module):
+    """Keeps what its forward passes compute with."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.weight = nn.Parameter(torch.randn(7, 40))
+        self.scale = nn.Parameter(torch.randn(7))
+        self.table = nn.Parameter(torch.randn(3, 5, 4), requires_grad=False)
+        self.seen: list[torch.Tensor] = []
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.seen = [p.detach().clone() for p in (self.weight, self.scale, self.table)]
+        return (x @ self.weight.T * self.scale).square().sum() * self.table.sum()
+
+
+@case
+def weights_travel_as_codes() -> None:
+    """All ranks compute with the codes, vectors are exact, and so are the shards that the optimizer steps on."""
+    for spec in ("int8", "int8:block=32", "int4"):
+        model, plain = Seen(), Seen()
+        fully_shard(model)
+        gw.torch.compress_all_gather(model, codec=spec)
+        with torch.no_grad():
+            for name in ("weight", "table"):
+                own = getattr(plain, name)
+                own.copy_(rounded(own, spec))
+        x = torch.full((2, 40), 0.1 * (1 + dist.get_rank()))
+        model(x).backward()
+        for ours, theirs in zip(model.seen, (plain.weight, plain.scale, plain.table), strict=True):
+            assert torch.equal(ours, theirs), spec
+        (plain(torch.full((2, 40), 0.1)) + plain(torch.full((2, 40), 0.2))).backward()
+        for name in ("weight", "scale"):  # backward() gathered them again
+            mean = getattr(plain, name).grad / 2
+            torch.testing.assert_close(getattr(model, name).grad.full_tensor(), mean)
+        assert torch.equal(model.weight.full_tensor(), Seen().weight)
+
+
+@case
+def weights_of_any_sharded_model_travel_as_codes() -> None:
+    """bfloat16, a layer that is gathered ahead, modules without matrices, shards of columns, a mesh after forward()."""
+    from torch.distributed.tensor import Shard
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            torch.manual_seed(0)
+            self.layers = nn.ModuleList([nn.Linear(8, 8), nn.LayerNorm(8), nn.Linear(8, 8), nn.Linear(8, 6)])
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            for layer in self.layers:
+                x = layer(x)
+            return x.float().square().sum()
+
+    of_columns = {"shard_placement_fn": lambda p: Shard(1) if p.dim() == 2 and p.shape[1] % 2 == 0 else None}
+    mixed = {"mp_policy": MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)}
+    whole = {"reshard_after_forward": False}
+    for options in ({}, mixed, whole, of_columns):
+        losses = []
+        for is_compressed in (False, True):
+            model = Model()
+            for layer in model.layers:
+                fully_shard(layer, **options)
+            fully_shard(model, **options)
+            model.layers[0].set_modules_to_forward_prefetch([model.layers[2]])
+            if is_compressed:
+                gw.torch.compress_all_gather(model)
+                gw.torch.compress_reduce_scatter(model, codec="none")
+            for step in range(3):
+                loss = model(torch.full((4, 8), 0.5 + dist.get_rank() + step))
+                loss.backward()
+            losses.append(loss.item())
+            gradients = [p.grad.full_tensor() for p in model.parameters()]
+            together = [torch.zeros_like(each) for each in gradients]
+            for mine, whole_group in zip(gradients, together, strict=True):
+                whole_group.copy_(mine)
+                dist.broadcast(whole_group, 0)
+                assert torch.equal(mine, whole_group)
+        assert losses[0] != losses[1]
+        assert abs(losses[0] - losses[1]) < 0.05 * losses[0], (losses, options)
+
+
+@case
+def a_nan_in_a_weight_is_seen() -> None:
+    model = nn.Linear(4, 4)
+    fully_shard(model)
+    gw.torch.compress_all_gather(model)
+    with torch.no_grad():
+        model.weight.to_local().fill_(float("nan"))
+    assert bool(model(torch.ones(1, 4)).isnan().any())
+
+
+@case
+def what_cannot_encode_weights_is_named() -> None:
+    model = nn.Linear(4, 4)
+    with pytest.raises(ValueError, match=r"no module of the model is an FSDPModule"):
+        gw.torch.compress_all_gather(model)
+    fully_shard(model)
+    for spec in ("2bit", "fp16", "none", "topk:ratio=0.1"):
+        with pytest.raises(ValueError, match=r"codec is '.*', expected 'int8' or 'int4'"):
+            gw.torch.compress_all_gather(model, codec=spec)
 
 
 @case

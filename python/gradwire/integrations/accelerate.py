@@ -97,7 +97,8 @@ def _require_usable(accelerator: Accelerator) -> None:
     if (kind := accelerator.distributed_type) in _NOT_DDP:
         raise ValueError(
             f"{who} the accelerator uses {kind.value}, expected DistributedDataParallel, whose buckets the hook "
-            "compresses; leave the plugin out"
+            "compresses; leave the plugin out, or, with FSDP2, call gradwire.torch.compress_reduce_scatter(model) "
+            "after prepare() instead"
         )
     if accelerator._models:
         raise ValueError(

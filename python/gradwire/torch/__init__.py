@@ -15,7 +15,7 @@ DistributedDataParallel would leave there. So clipping, learning-rate schedules 
 |---|---|
 | its own optimizer, no wrapper | `DistributedOptimizer` |
 | DistributedDataParallel | `ddp.register_comm_hook(HookState(codec="int8"), ddp_hook)` |
-| FSDP2 | `compress_reduce_scatter(model, codec="int8")` after `fully_shard(model)` |
+| FSDP2 | `compress_reduce_scatter(model, codec="int8")` after `fully_shard(model)`; for weights `compress_all_gather` |
 | HSDP: FSDP2 with a mesh of replicas and shards | `compress_all_reduce(model, codec="int8")` |
 | `init_process_group("gradwire")` | `GRADWIRE_COMPRESSION=int8`, or `compress_group(codec="int8")` |
 | links too slow to exchange every gradient | `LocalStepOptimizer(..., sync_every=50)` |
@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from gradwire.torch.backend.policy import GroupCompression, group_compression
     from gradwire.torch.ddp.hook import HookState, ddp_hook
     from gradwire.torch.sharded.fsdp import compress_reduce_scatter
+    from gradwire.torch.sharded.gather import compress_all_gather
     from gradwire.torch.sharded.replicas import compress_all_reduce
 
 __all__ = [
@@ -49,6 +50,7 @@ __all__ = [
     "ShardSampler",
     "broadcast_optimizer_state",
     "broadcast_parameters",
+    "compress_all_gather",
     "compress_all_reduce",
     "compress_group",
     "compress_reduce_scatter",
@@ -64,6 +66,7 @@ __all__ = [
 _LATER = {
     "GroupCompression": "backend.policy",
     "HookState": "ddp.hook",
+    "compress_all_gather": "sharded.gather",
     "compress_all_reduce": "sharded.replicas",
     "compress_group": "backend.compress_group",
     "compress_reduce_scatter": "sharded.fsdp",
