@@ -20,7 +20,8 @@ from torch import nn
 from torch.distributed.fsdp import fully_shard
 from torch.nn import functional
 
-FRONT_ENDS = ["optimizer", "overlap", "amp", "ddp", "fsdp2"]
+FRONT_ENDS = ["optimizer", "overlap", "amp", "ddp", "fsdp2", "fsdp2_weights"]
+IN_A_GROUP = ("ddp", "fsdp2", "fsdp2_weights")
 BATCH = 64
 KEPT_BATCHES = 50
 WARM_UP = 10
@@ -73,12 +74,14 @@ class Training:
             if codec != "plain":
                 self.model.register_comm_hook(gt.HookState(codec=codec), gt.ddp_hook)
             self.optimizer: Any = self._sgd(self.model)
-        elif front_end == "fsdp2":
+        elif front_end in IN_A_GROUP:
             self.model = model
             for part in (model.first, model.second, model):
                 fully_shard(part)
             if codec != "plain":
                 self.kept = gt.compress_reduce_scatter(model, codec=codec)
+            if front_end == "fsdp2_weights":
+                gt.compress_all_gather(model, codec=codec)
             self.optimizer = self._sgd(model)
         else:
             self.model = model
@@ -123,7 +126,7 @@ def main() -> None:
     given = parser.parse_args()
     device = torch.device(given.device)
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    if given.front_end in ("ddp", "fsdp2"):
+    if given.front_end in IN_A_GROUP:
         if given.backend == "nccl":
             os.environ["NCCL_HOSTID"] = f"rank-{rank}"  # or NCCL refuses two ranks with one GPU
         dist.init_process_group(given.backend)
@@ -144,7 +147,7 @@ def main() -> None:
             "ms_a_step": round(seconds / (given.steps - WARM_UP) * 1e3, 2),
         }
         print("TRAINED", json.dumps(record), flush=True)
-    if given.front_end in ("ddp", "fsdp2"):
+    if given.front_end in IN_A_GROUP:
         dist.destroy_process_group()
     else:
         training.optimizer.close()

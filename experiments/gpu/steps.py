@@ -258,10 +258,11 @@ def front_end_rows(machine: Machine) -> Iterator[Row]:
         *(("ddp", codec, "gloo") for codec in ("plain", "int8", "2bit")),
         ("ddp", "int8", "nccl"),
         *(("fsdp2", codec, "gloo") for codec in ("plain", "int8")),
+        ("fsdp2_weights", "int8", "nccl"),
     ]
     at_once, steps = 4, 150
     if machine.is_rehearsal:
-        jobs = [(front_end, "int8", "gloo") for front_end in ("optimizer", "ddp", "fsdp2")]
+        jobs = [(front_end, "int8", "gloo") for front_end in ("optimizer", "ddp", "fsdp2_weights")]
         at_once, steps = 1, 60
     commands = []
     for way, codec, backend in jobs:
