@@ -336,6 +336,12 @@ def what_cannot_encode_weights_is_named() -> None:
     for spec in ("2bit", "fp16", "none", "topk:ratio=0.1"):
         with pytest.raises(ValueError, match=r"codec is '.*', expected 'int8' or 'int4'"):
             gw.torch.compress_all_gather(model, codec=spec)
+    rank = dist.get_rank()
+    for compress in (gw.torch.compress_all_gather, gw.torch.compress_reduce_scatter):
+        with pytest.raises(ValueError, match="codec is 'int8' on rank 0 and 'int4' on rank 1; give the same"):
+            compress(model, codec=("int8", "int4")[rank])
+        with pytest.raises(ValueError, match="did you mean int8"):
+            compress(model, codec=("int8", "int9")[rank])
 
 
 @case

@@ -6,6 +6,8 @@ Ranks find each other through the group's own store (gradwire/rendezvous.py), at
 from __future__ import annotations
 
 import weakref
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch.distributed as dist
 
@@ -85,6 +87,42 @@ def store_of(group: dist.ProcessGroup | None = None, *, is_part: bool = False) -
             "of one group"
         )
     return store
+
+
+def require_alike(
+    who: str,
+    groups: Sequence[dist.ProcessGroup],
+    options: Mapping[str, Any],
+    failure: Exception | None = None,
+) -> None:
+    """Compares the options of all ranks that the groups reach one after the other. A collective of them.
+
+    Args:
+        who: begins an error's text.
+        options: by name; they are compared as repr() writes them.
+        failure: what this rank cannot go on for. Default: nothing.
+
+    Raises:
+        ValueError: ranks differ, or another cannot go on.
+        Exception: failure.
+    """
+    own = {name: repr(value) for name, value in options.items()}
+    told = str(failure or "")
+    for group in groups:
+        everyone: list[Any] = [None] * group.size()
+        dist.all_gather_object(everyone, (told, own), group=group)
+        told = next((text for text, _ in everyone if text), "")
+        ranks, first = dist.get_process_group_ranks(group), everyone[0][1]
+        for rank, (_, there) in zip(ranks, everyone, strict=True):
+            if not told and (name := next((name for name in own if there[name] != first[name]), None)):
+                told = (
+                    f"{who}: {name} is {first[name]} on rank {ranks[0]} and {there[name]} on rank {rank}; give the "
+                    "same on all ranks"
+                )
+    if failure is not None:
+        raise failure
+    if told:
+        raise ValueError(told)
 
 
 def _require_peers(group: dist.ProcessGroup | None) -> torch_group.Group:

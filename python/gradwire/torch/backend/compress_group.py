@@ -13,6 +13,7 @@ from gradwire.torch import session
 from gradwire.torch.backend import ddp_models, fsdp_models, policy
 from gradwire.torch.backend.policy import GroupCompression
 from gradwire.torch.exchange_options import enabled_scaler
+from gradwire.torch.process_group import require_alike
 from gradwire.torch_backend import NAME
 
 _WHO = "gradwire.torch: compress_group"
@@ -65,7 +66,8 @@ def compress_group(
     if model is not None:
         _require_model(model, here, min_bytes)
     made = GroupCompression(wanted, min_bytes, enabled_scaler(grad_scaler))
-    _require_alike(here, made)
+    given = {"codec": str(wanted), "min_bytes": min_bytes, "grad_scaler": made.grad_scaler is not None}
+    require_alike(_WHO, [here], given)
     fsdp_models.watch()
     policy.state(here, made)
     if model is not None and is_lossy:
@@ -114,20 +116,3 @@ def _require_model(model: torch.nn.Module, group: dist.ProcessGroup, min_bytes: 
         raise ValueError(
             f"{_WHO}: the model's gradients are summed in another process group than the one given; give both the same"
         )
-
-
-def _require_alike(group: dist.ProcessGroup, made: GroupCompression) -> None:
-    """Raises ValueError on all ranks if they have given other arguments. A collective."""
-    own = {
-        "codec": str(made.codec),
-        "min_bytes": made.min_bytes,
-        "a grad_scaler": made.grad_scaler is not None,
-    }
-    everyone: list[Any] = [None] * dist.get_world_size(group)
-    dist.all_gather_object(everyone, own, group=group)
-    for rank, other in enumerate(everyone):
-        if (name := next((name for name in own if other[name] != everyone[0][name]), None)) is not None:
-            raise ValueError(
-                f"{_WHO}: {name} is {everyone[0][name]!r} on rank 0 and {other[name]!r} on rank {rank} of the group; "
-                "give the same on all ranks"
-            )

@@ -39,7 +39,7 @@ from gradwire.torch.checkpoint import require_alone
 from gradwire.torch.ddp.hook_checkpoint import ScattersPart
 from gradwire.torch.distributed_checkpoint import by_rank, is_for_distributed_checkpoint, of_rank
 from gradwire.torch.exchange_options import enabled_scaler
-from gradwire.torch.process_group import store_of
+from gradwire.torch.process_group import require_alike, store_of
 from gradwire.torch.sharded.layout import parameter_groups
 from gradwire.torch.sharded.scatter import CompressedReduceScatter, ScatteringBackward
 
@@ -70,7 +70,8 @@ def compress_reduce_scatter(
     Returns: an object with the state that checkpoints of this rank need: state_dict() and load_state_dict().
 
     Raises:
-        ValueError: no module of the model is an FSDP module; a bad codec; the store has other ranks than the group.
+        ValueError: no module of the model is an FSDP module; a bad codec; ranks differ; the store has other ranks than
+            the group.
         TypeError: grad_scaler has the wrong type.
     """
     modules = {name: module for name, module in model.named_modules() if isinstance(module, FSDPModule)}
@@ -79,16 +80,28 @@ def compress_reduce_scatter(
             "gradwire.torch: compress_reduce_scatter: no module of the model is an FSDPModule; call "
             "torch.distributed.fsdp.fully_shard(model) first"
         )
-    scaler = enabled_scaler(grad_scaler)
+    wanted = session.chosen(codec)
+    scaler, failure = None, None
+    try:
+        session.parse_compression(wanted)
+        scaler = enabled_scaler(grad_scaler)
+    except (TypeError, ValueError) as error:  # the other ranks must hear of it
+        failure = error
+    group = process_group or dist.group.WORLD
+    assert group is not None  # or no module could be sharded
+    require_alike(
+        "gradwire.torch: compress_reduce_scatter",
+        [group],
+        {"codec": wanted, "grad_scaler": scaler is not None},
+        failure,
+    )
     store = store_of(process_group)
     backward = ScatteringBackward(store)
     scatters = {}
     for number, (name, module) in enumerate(modules.items()):
         if not parameter_groups(module):
             continue  # its parts have all of its parameters
-        scatter = CompressedReduceScatter(
-            store, session.chosen(codec), number, module, name, backward, scaler
-        )
+        scatter = CompressedReduceScatter(store, wanted, number, module, name, backward, scaler)
         module.set_custom_reduce_scatter(scatter)
         scatters[name] = scatter
     return ReduceScatters(store, scatters)

@@ -29,6 +29,7 @@ from torch.distributed.fsdp._fully_shard._fsdp_api import AllGather
 from torch.distributed.fsdp._fully_shard._fsdp_collectives import DefaultAllGather
 
 from gradwire.torch import session
+from gradwire.torch.process_group import require_alike
 from gradwire.torch.sharded.layout import parameter_groups
 from gradwire.torch.sharded.weight_codes import WeightCodes
 
@@ -37,7 +38,7 @@ _BITS = {"int8": 8, "int4": 4}
 
 
 def compress_all_gather(model: torch.nn.Module, codec: session.Wanted = "int8") -> None:
-    """Compresses the weights that every FSDP module of a model gathers. Call it on all ranks, after fully_shard().
+    """Compresses the weights that every FSDP module of a model gathers. A collective, after fully_shard().
 
     There is no state: a checkpoint holds the exact shards, as without. An evaluation of the model in training computes
     with the rounded weights.
@@ -47,17 +48,31 @@ def compress_all_gather(model: torch.nn.Module, codec: session.Wanted = "int8") 
         codec: "int8" or "int4", with its block size: "int8:block=128". Default: "int8".
 
     Raises:
-        ValueError: no module of the model is an FSDP module; another codec.
+        ValueError: no module of the model is an FSDP module; another codec; ranks differ.
+        TypeError: codec has the wrong type.
     """
     modules = [module for module in model.modules() if isinstance(module, FSDPModule)]
     if not modules:
         raise ValueError(
             f"{_WHO}: no module of the model is an FSDPModule; call torch.distributed.fsdp.fully_shard(model) first"
         )
-    codes = _codes(codec)
+    groups = [group for module in modules for group in parameter_groups(module)]
+    codes, failure = None, None
+    try:
+        codes = _codes(codec)
+    except (TypeError, ValueError) as error:  # the other ranks must hear of it
+        failure = error
+    shared = {each for each in map(_gathering, groups) if each is not None}
+    require_alike(_WHO, sorted(shared, key=dist.get_process_group_ranks), {"codec": codec}, failure)
+    assert codes is not None
     for module in modules:
         for group in parameter_groups(module):
             module.set_custom_all_gather(CompressedAllGather(group, codes))
+
+
+def _gathering(group: Any) -> dist.ProcessGroup | None:
+    """Returns the process group over which one of FSDP's parameter groups is gathered; None: it is not sharded."""
+    return group._all_gather_process_group if hasattr(group.mesh_info, "shard_process_group") else None
 
 
 def _codes(wanted: session.Wanted) -> WeightCodes:

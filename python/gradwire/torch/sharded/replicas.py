@@ -31,7 +31,7 @@ from gradwire.torch import session
 from gradwire.torch.checkpoint import require_alone
 from gradwire.torch.distributed_checkpoint import by_rank, is_for_distributed_checkpoint, of_rank
 from gradwire.torch.exchange_options import GivenOptions, OnNonfinite
-from gradwire.torch.process_group import store_of
+from gradwire.torch.process_group import require_alike, store_of
 from gradwire.torch.sharded.layout import parameter_groups
 from gradwire.torch.sharded.module_shards import ModuleShards
 from gradwire.torch.sharded.replica_checkpoint import ReplicasPart
@@ -99,7 +99,7 @@ def compress_all_reduce(
     except (TypeError, ValueError) as error:  # the other ranks must hear of it
         failure = error
     told = options | {"codec": session.chosen(codec), "grad_scaler": made and made.grad_scaler is not None}
-    _require_alike([replicas, *others], told, failure)
+    require_alike(_WHO, [replicas, *others], told, failure)
     assert made is not None
     store = store_of(replicas, is_part=replicas.size() < dist.get_world_size())
     named = _named_shards(model, groups)
@@ -163,36 +163,6 @@ def _groups_of_a_replica(group: Any, replicas: dist.ProcessGroup) -> list[dist.P
     mesh = group.fsdp_params[0].sharded_param.device_mesh
     found = [mesh.get_group(dimension) for dimension in range(mesh.ndim)]
     return [each for each in found if each.size() > 1 and dist.get_process_group_ranks(each) != ranks]
-
-
-def _require_alike(
-    groups: Sequence[dist.ProcessGroup], options: Mapping[str, Any], failure: Exception | None
-) -> None:
-    """Compares the options of all ranks that the groups reach one after the other. A collective of them.
-
-    Args:
-        failure: what this rank cannot go on for, or None.
-
-    Raises:
-        ValueError: ranks differ, or another cannot go on.
-        Exception: failure.
-    """
-    own = {name: repr(value) for name, value in options.items()}
-    told = str(failure or "")
-    for group in groups:
-        everyone: list[Any] = [None] * group.size()
-        dist.all_gather_object(everyone, (told, own), group=group)
-        told = next((text for text, _ in everyone if text), "")
-        for rank, (_, there) in zip(dist.get_process_group_ranks(group), everyone, strict=True):
-            if not told and (name := next((name for name in own if there[name] != own[name]), None)):
-                told = (
-                    f"{_WHO}: {name} is {own[name]} on rank {dist.get_rank()} and {there[name]} on rank {rank}; give "
-                    "the same on all ranks"
-                )
-    if failure is not None:
-        raise failure
-    if told:
-        raise ValueError(told)
 
 
 def _named_shards(model: torch.nn.Module, groups: Sequence[Any]) -> dict[str, tuple[Any, Any]]:
