@@ -5,8 +5,9 @@ Ranks find each other through the group's own store (gradwire/rendezvous.py), at
 
 from __future__ import annotations
 
+import contextlib
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch.distributed as dist
@@ -36,6 +37,22 @@ def join(group: dist.ProcessGroup | None, timeout: float | None = None) -> kv.KV
     if not store.passthrough:  # which is alone, whoever is in the group
         _workers_of[store] = _ranks_of(group)
     return store
+
+
+@contextlib.contextmanager
+def naming_ranks(store: kv.KVStore) -> Iterator[None]:
+    """Has an error that names workers say which ranks of torch.distributed they are, where the numbers differ."""
+    try:
+        yield
+    except (ConnectionError, TimeoutError) as error:
+        ranks = _workers_of.get(store, [])
+        if ranks != list(range(len(ranks))):
+            workers = ", ".join(map(str, range(len(ranks))))
+            named = (
+                f"workers {workers} of this job are ranks {', '.join(map(str, ranks))} of torch.distributed"
+            )
+            error.args = (f"{error}; {named}",)
+        raise
 
 
 def has_workers(store: kv.KVStore, group: dist.ProcessGroup | None) -> bool:

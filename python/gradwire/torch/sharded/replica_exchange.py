@@ -18,6 +18,7 @@ import torch.distributed as dist
 from gradwire.torch.backward_pass import BackwardPass
 from gradwire.torch.exchange import Exchange
 from gradwire.torch.exchange_options import ExchangeOptions, warn_of_nonfinite
+from gradwire.torch.process_group import naming_ranks
 from gradwire.torch.sharded.module_shards import ModuleShards, Shard
 from gradwire.torch.sharded.scatter import factor_of
 from gradwire.torch.slots import encodable
@@ -113,7 +114,8 @@ class ReplicaExchange:
     def _deliver(self, module: ModuleShards) -> None:
         """Waits for a module's means, and hands them over."""
         done = self._sums.pop(module)
-        self._exchange.take_in(done.tickets)
+        with naming_ranks(self._store):
+            self._exchange.take_in(done.tickets)
         for number, (shard, run) in enumerate(done.runs):
             if done.factor != 1.0:
                 run.mul_(done.factor)

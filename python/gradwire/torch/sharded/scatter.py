@@ -28,6 +28,7 @@ from gradwire.kv import KVStore
 from gradwire.torch import session
 from gradwire.torch.backward_pass import BackwardPass
 from gradwire.torch.elements import as_real, exchanged_dtype
+from gradwire.torch.process_group import naming_ranks
 from gradwire.torch.sharded.layout import Layout, TrainedParameters, parameter_groups, read_layout
 from gradwire.torch.sharded.module_shards import ModuleShards, Shard
 
@@ -393,7 +394,8 @@ class ScatteringBackward:
 
     @torch.no_grad()
     def _take_in_oldest(self) -> None:
-        total = self._sums[0].begun.result()
+        with naming_ranks(self._store):
+            total = self._sums[0].begun.result()
         done = self._sums.popleft()
         done.target.copy_(total.view_as(done.target))
         for shard, run in done.runs:
