@@ -37,6 +37,7 @@ using Floats = hn::CappedTag<float, 16>;
 using Bits = hn::RebindToUnsigned<Floats>;
 using Ints = hn::RebindToSigned<Floats>;
 using Quarters = hn::Rebind<std::uint8_t, Floats>;
+using Bytes = hn::CappedTag<std::int8_t, kLeastBlock>;
 using Pairs = hn::CappedTag<std::uint16_t, kLeastBlock / 2>;
 using PairHalves = hn::Rebind<std::uint8_t, Pairs>;
 using Fours = hn::CappedTag<std::uint32_t, kLeastBlock / 4>;
@@ -45,6 +46,7 @@ using FloatVector = hn::Vec<Floats>;
 using BitVector = hn::Vec<Bits>;
 
 constexpr std::size_t kLanes = hn::MaxLanes(Floats());
+constexpr std::size_t kByteLanes = hn::MaxLanes(Bytes());
 constexpr std::size_t kPairLanes = hn::MaxLanes(Pairs());
 constexpr std::size_t kFourLanes = hn::MaxLanes(Fours());
 constexpr std::size_t kSumVectors = kSumLanes / kLanes;
@@ -165,6 +167,31 @@ HWY_INLINE void UnpackQuarters(const std::byte* HWY_RESTRICT packed, std::size_t
   }
 }
 
+/// Replaces codes of nf4, of which only the lower halves count, by the values of int8 that they stand for.
+/// One a byte; levels may be codes.
+HWY_INLINE void LevelsOfNf4(const std::uint8_t* codes, std::size_t elements, std::uint8_t* levels) {
+  const hn::RebindToUnsigned<Bytes> d;
+  const auto table = hn::LoadDup128(d, reinterpret_cast<const std::uint8_t*>(kNf4Levels.data()));
+  for (std::size_t i = 0; i < elements; i += kByteLanes) {
+    hn::StoreU(hn::TableLookupBytes(table, hn::And(hn::LoadU(d, codes + i), hn::Set(d, 15))), d, levels + i);
+  }
+}
+
+/// nf4_code_of() of normal_float.h, one code a byte, in place.
+HWY_INLINE void CodesOfNf4(std::uint8_t* eight_bits, std::size_t elements) {
+  const Bytes d;
+  const hn::RebindToUnsigned<Bytes> to;
+  for (std::size_t i = 0; i < elements; i += kByteLanes) {
+    const auto eight = hn::BitCast(d, hn::LoadU(to, eight_bits + i));
+    auto code = hn::Set(d, static_cast<std::int8_t>(kLowestNf4));
+    for (unsigned limit = 0; limit < kNf4Limits; ++limit) {
+      const auto above = hn::Gt(eight, hn::Set(d, static_cast<std::int8_t>(nf4_limit(limit) - 1)));
+      code = hn::Sub(code, hn::VecFromMask(d, above));  // a mask is -1
+    }
+    hn::StoreU(hn::BitCast(to, hn::And(code, hn::Set(d, 15))), to, eight_bits + i);
+  }
+}
+
 /// Writes x = residual + grad of one whole block to `x` and returns the bits of the largest |x|, where NaN is
 /// above infinity. sum gets the sum of |x|, if kSum.
 template <bool kResidual, bool kSum>
@@ -231,6 +258,25 @@ HWY_INLINE void Quantise(const float* HWY_RESTRICT x, float scale, std::size_t b
   }
 }
 
+/// Quantise() for nf4: by codes of int8.
+template <bool kResidual>
+HWY_INLINE void QuantiseNf4(const float* HWY_RESTRICT x, float scale, std::size_t block,
+                            std::uint8_t* HWY_RESTRICT codes, float* HWY_RESTRICT residual) {
+  Quantise<Code::kInt8, false>(x, scale, block, codes, nullptr);
+  CodesOfNf4(codes, block);
+  if constexpr (kResidual) {
+    alignas(64) std::uint8_t levels[kMostBlock];
+    LevelsOfNf4(codes, block, levels);
+    const Floats d;
+    const FloatVector by_scale = hn::Set(d, scale);
+    for (std::size_t i = 0; i < block; i += kLanes) {
+      const BitVector level = hn::PromoteTo(Bits(), hn::Load(Quarters(), levels + i));
+      hn::StoreU(hn::Sub(hn::Load(d, x + i), hn::Mul(ValuesOf<Code::kInt8>(level), by_scale)), d,
+                 residual + i);
+    }
+  }
+}
+
 /// dithered_code_of() of block_scalar.h, one code a lane.
 template <Code kCode>
 HWY_INLINE BitVector DitheredCodesOf(FloatVector scaled, FloatVector uniform) {
@@ -289,7 +335,9 @@ bool EncodeBlocks(std::size_t block, const float* grad, float* residual, std::si
         scales_by_sums(kCode) ? ScaleBySums(x, block, {largest_x, sum}) : scale_of(kCode, largest_x);
     store_scale(kCode, scale, scales);
     auto* const target = code_bits(kCode) == 8 ? reinterpret_cast<std::uint8_t*>(to) : bytes;
-    if (!is_integer(kCode) || dither == nullptr) {
+    if constexpr (kCode == Code::kNf4) {
+      QuantiseNf4<kResidual>(x, scale, block, target, kept);
+    } else if (!is_integer(kCode) || dither == nullptr) {
       Quantise<kCode, kResidual>(x, scale, block, target, kept);
     } else {
       QuantiseDithered<kCode, kResidual>(x, scale, block, *dither, i, target, kept);
@@ -335,7 +383,9 @@ void DecodeBlocks(std::size_t block, const std::byte* scales, const std::byte* c
     if constexpr (code_bits(kCode) < 8) codes_of_block = bytes;
     if constexpr (code_bits(kCode) == 4) UnpackHalves(from, block, bytes);
     if constexpr (code_bits(kCode) == 2) UnpackQuarters(from, block, bytes);
-    Scale<kCode, kAdd>(codes_of_block, load_scale(kCode, scales), block, out + i);
+    if constexpr (kCode == Code::kNf4) LevelsOfNf4(bytes, block, bytes);
+    Scale<kCode == Code::kNf4 ? Code::kInt8 : kCode, kAdd>(codes_of_block, load_scale(kCode, scales), block,
+                                                           out + i);
   }
   decode_scalar(kCode, block, scales, codes + code_bytes(kCode, i), elements - i, kAdd, out + i);
 }
@@ -361,6 +411,8 @@ bool Encode(Code code, std::size_t block, const float* grad, float* residual, st
       return EncodeAs<Code::kE5m2>(block, grad, residual, elements, scales, codes, nullptr);
     case Code::kNf2:
       return EncodeAs<Code::kNf2>(block, grad, residual, elements, scales, codes, nullptr);
+    case Code::kNf4:
+      return EncodeAs<Code::kNf4>(block, grad, residual, elements, scales, codes, nullptr);
     default:
       return EncodeAs<Code::kInt8>(block, grad, residual, elements, scales, codes, dither);
   }
@@ -377,6 +429,8 @@ void Decode(Code code, std::size_t block, const std::byte* scales, const std::by
       return DecodeAs<Code::kE5m2>(block, scales, codes, elements, add, out);
     case Code::kNf2:
       return DecodeAs<Code::kNf2>(block, scales, codes, elements, add, out);
+    case Code::kNf4:
+      return DecodeAs<Code::kNf4>(block, scales, codes, elements, add, out);
     default:
       return DecodeAs<Code::kInt8>(block, scales, codes, elements, add, out);
   }
