@@ -37,7 +37,7 @@ using Floats = hn::CappedTag<float, 16>;
 using Bits = hn::RebindToUnsigned<Floats>;
 using Ints = hn::RebindToSigned<Floats>;
 using Quarters = hn::Rebind<std::uint8_t, Floats>;
-using Bytes = hn::CappedTag<std::int8_t, kLeastBlock>;
+using Bytes = hn::Repartition<std::int8_t, Floats>;
 using Pairs = hn::CappedTag<std::uint16_t, kLeastBlock / 2>;
 using PairHalves = hn::Rebind<std::uint8_t, Pairs>;
 using Fours = hn::CappedTag<std::uint32_t, kLeastBlock / 4>;
@@ -46,7 +46,6 @@ using FloatVector = hn::Vec<Floats>;
 using BitVector = hn::Vec<Bits>;
 
 constexpr std::size_t kLanes = hn::MaxLanes(Floats());
-constexpr std::size_t kByteLanes = hn::MaxLanes(Bytes());
 constexpr std::size_t kPairLanes = hn::MaxLanes(Pairs());
 constexpr std::size_t kFourLanes = hn::MaxLanes(Fours());
 constexpr std::size_t kSumVectors = kSumLanes / kLanes;
@@ -88,10 +87,41 @@ HWY_INLINE FloatVector FloatFromFloat8(BitVector eight) {
   return hn::BitCast(Floats(), hn::Or(value, hn::ShiftLeft<24>(hn::And(eight, Splat(0x80)))));
 }
 
-/// Codes of scaled elements, one a lane; code_of() of block_scalar.h.
+/// What nf4's limits are compared with: the largest code of int8 below each.
+constexpr std::array<std::int8_t, 16> below_nf4_limits() {
+  std::array<std::int8_t, 16> below{};
+  for (unsigned i = 0; i < kNf4Limits; ++i) below[i] = static_cast<std::int8_t>(nf4_limit(i) - 1);
+  return below;
+}
+alignas(16) constexpr std::array<std::int8_t, 16> kBelowNf4Limits = below_nf4_limits();
+
+/// nf4_code_of() of normal_float.h, of which only the lowest byte of a lane counts: a binary search.
+HWY_INLINE BitVector Nf4FromInt8(BitVector eight_bits) {
+  const Bytes d;
+  const auto eight = hn::BitCast(d, eight_bits);
+  const auto below = hn::LoadDup128(d, kBelowNf4Limits.data());
+  auto passed = hn::Zero(d);  // limits
+  for (std::int8_t step = 8; step > 0; step /= 2) {
+    const auto next = hn::Or(passed, hn::Set(d, static_cast<std::int8_t>(step - 1)));
+    const auto above = hn::Gt(eight, hn::TableLookupBytes(below, next));
+    passed = hn::Or(passed, hn::IfThenElseZero(above, hn::Set(d, step)));
+  }
+  const auto code = hn::Add(passed, hn::Set(d, static_cast<std::int8_t>(kLowestNf4)));
+  return hn::BitCast(Bits(), hn::And(code, hn::Set(d, 15)));
+}
+
+/// The codes of int8 that nf4's stand for.
+HWY_INLINE BitVector Int8FromNf4(BitVector codes) {
+  const Bytes d;
+  const auto table = hn::LoadDup128(d, kNf4Levels.data());
+  return hn::BitCast(Bits(), hn::TableLookupBytes(table, hn::And(hn::BitCast(d, codes), hn::Set(d, 15))));
+}
+
+/// Codes of scaled elements, of which only the lowest byte of a lane counts; code_of() of block_scalar.h.
 template <Code kCode>
 HWY_INLINE BitVector CodesOf(FloatVector scaled) {
   if constexpr (kCode == Code::kE4m3 || kCode == Code::kE5m2) return Float8FromFloat<kCode>(scaled);
+  if constexpr (kCode == Code::kNf4) return Nf4FromInt8(CodesOf<Code::kInt8>(scaled));
   if constexpr (kCode == Code::kNf2) {
     const auto is_large = hn::Ge(hn::Abs(scaled), hn::Set(Floats(), kBetweenLevels));
     const BitVector large = hn::IfThenElseZero(hn::RebindMask(Bits(), is_large), Splat(1));
@@ -105,6 +135,7 @@ HWY_INLINE BitVector CodesOf(FloatVector scaled) {
 template <Code kCode>
 HWY_INLINE FloatVector ValuesOf(BitVector codes) {
   if constexpr (kCode == Code::kE4m3 || kCode == Code::kE5m2) return FloatFromFloat8<kCode>(codes);
+  if constexpr (kCode == Code::kNf4) return ValuesOf<Code::kInt8>(Int8FromNf4(codes));
   if constexpr (kCode == Code::kNf2) {
     static_assert(std::bit_cast<std::uint32_t>(kLargeLevel) ==
                   std::bit_cast<std::uint32_t>(1.0f) + (1u << 24));
@@ -164,31 +195,6 @@ HWY_INLINE void UnpackQuarters(const std::byte* HWY_RESTRICT packed, std::size_t
         hn::PromoteTo(d, hn::LoadU(FourQuarters(), reinterpret_cast<const std::uint8_t*>(packed + i / 4)));
     const auto pairs = hn::Or(four, hn::ShiftLeft<12>(four));
     hn::StoreU(hn::Or(pairs, hn::ShiftLeft<6>(pairs)), d, reinterpret_cast<std::uint32_t*>(codes + i));
-  }
-}
-
-/// Replaces codes of nf4, of which only the lower halves count, by the values of int8 that they stand for.
-/// One a byte; levels may be codes.
-HWY_INLINE void LevelsOfNf4(const std::uint8_t* codes, std::size_t elements, std::uint8_t* levels) {
-  const hn::RebindToUnsigned<Bytes> d;
-  const auto table = hn::LoadDup128(d, reinterpret_cast<const std::uint8_t*>(kNf4Levels.data()));
-  for (std::size_t i = 0; i < elements; i += kByteLanes) {
-    hn::StoreU(hn::TableLookupBytes(table, hn::And(hn::LoadU(d, codes + i), hn::Set(d, 15))), d, levels + i);
-  }
-}
-
-/// nf4_code_of() of normal_float.h, one code a byte, in place.
-HWY_INLINE void CodesOfNf4(std::uint8_t* eight_bits, std::size_t elements) {
-  const Bytes d;
-  const hn::RebindToUnsigned<Bytes> to;
-  for (std::size_t i = 0; i < elements; i += kByteLanes) {
-    const auto eight = hn::BitCast(d, hn::LoadU(to, eight_bits + i));
-    auto code = hn::Set(d, static_cast<std::int8_t>(kLowestNf4));
-    for (unsigned limit = 0; limit < kNf4Limits; ++limit) {
-      const auto above = hn::Gt(eight, hn::Set(d, static_cast<std::int8_t>(nf4_limit(limit) - 1)));
-      code = hn::Sub(code, hn::VecFromMask(d, above));  // a mask is -1
-    }
-    hn::StoreU(hn::BitCast(to, hn::And(code, hn::Set(d, 15))), to, eight_bits + i);
   }
 }
 
@@ -258,25 +264,6 @@ HWY_INLINE void Quantise(const float* HWY_RESTRICT x, float scale, std::size_t b
   }
 }
 
-/// Quantise() for nf4: by codes of int8.
-template <bool kResidual>
-HWY_INLINE void QuantiseNf4(const float* HWY_RESTRICT x, float scale, std::size_t block,
-                            std::uint8_t* HWY_RESTRICT codes, float* HWY_RESTRICT residual) {
-  Quantise<Code::kInt8, false>(x, scale, block, codes, nullptr);
-  CodesOfNf4(codes, block);
-  if constexpr (kResidual) {
-    alignas(64) std::uint8_t levels[kMostBlock];
-    LevelsOfNf4(codes, block, levels);
-    const Floats d;
-    const FloatVector by_scale = hn::Set(d, scale);
-    for (std::size_t i = 0; i < block; i += kLanes) {
-      const BitVector level = hn::PromoteTo(Bits(), hn::Load(Quarters(), levels + i));
-      hn::StoreU(hn::Sub(hn::Load(d, x + i), hn::Mul(ValuesOf<Code::kInt8>(level), by_scale)), d,
-                 residual + i);
-    }
-  }
-}
-
 /// dithered_code_of() of block_scalar.h, one code a lane.
 template <Code kCode>
 HWY_INLINE BitVector DitheredCodesOf(FloatVector scaled, FloatVector uniform) {
@@ -335,9 +322,7 @@ bool EncodeBlocks(std::size_t block, const float* grad, float* residual, std::si
         scales_by_sums(kCode) ? ScaleBySums(x, block, {largest_x, sum}) : scale_of(kCode, largest_x);
     store_scale(kCode, scale, scales);
     auto* const target = code_bits(kCode) == 8 ? reinterpret_cast<std::uint8_t*>(to) : bytes;
-    if constexpr (kCode == Code::kNf4) {
-      QuantiseNf4<kResidual>(x, scale, block, target, kept);
-    } else if (!is_integer(kCode) || dither == nullptr) {
+    if (!is_integer(kCode) || dither == nullptr) {
       Quantise<kCode, kResidual>(x, scale, block, target, kept);
     } else {
       QuantiseDithered<kCode, kResidual>(x, scale, block, *dither, i, target, kept);
@@ -383,9 +368,7 @@ void DecodeBlocks(std::size_t block, const std::byte* scales, const std::byte* c
     if constexpr (code_bits(kCode) < 8) codes_of_block = bytes;
     if constexpr (code_bits(kCode) == 4) UnpackHalves(from, block, bytes);
     if constexpr (code_bits(kCode) == 2) UnpackQuarters(from, block, bytes);
-    if constexpr (kCode == Code::kNf4) LevelsOfNf4(bytes, block, bytes);
-    Scale<kCode == Code::kNf4 ? Code::kInt8 : kCode, kAdd>(codes_of_block, load_scale(kCode, scales), block,
-                                                           out + i);
+    Scale<kCode, kAdd>(codes_of_block, load_scale(kCode, scales), block, out + i);
   }
   decode_scalar(kCode, block, scales, codes + code_bytes(kCode, i), elements - i, kAdd, out + i);
 }
