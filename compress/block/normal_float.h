@@ -38,8 +38,8 @@ GRADWIRE_HOST_DEVICE inline float nf2_value_of(std::uint8_t code) noexcept {
 }
 
 /// nf4's levels by their codes, as codes of int8: 0 and those above it, then from the lowest one on.
-inline constexpr std::array<std::int8_t, 16> kNf4Levels{0,   9,    18,  29,  42,  55,  71,  91,
-                                                        119, -118, -88, -66, -49, -34, -21, -10};
+alignas(16) inline constexpr std::array<std::int8_t, 16> kNf4Levels{0,   9,    18,  29,  42,  55,  71,  91,
+                                                                    119, -118, -88, -66, -49, -34, -21, -10};
 /// The code of the lowest level.
 inline constexpr unsigned kLowestNf4 = 9;
 
