@@ -41,6 +41,7 @@ enum class WireId : std::uint8_t {
   kTernGrad = 11,
   kNatural = 12,
   kNf2 = 13,
+  kNf4 = 14,
 };
 
 /// How a Server answers a round. Part of the wire format, never renumber.

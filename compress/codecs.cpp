@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "compress/block/fp8.h"
-#include "compress/block/int8_int4_nf2.h"
+#include "compress/block/int8_int4_nf2_nf4.h"
 #include "compress/block/qsgd.h"
 #include "compress/dense/none_fp16_bf16.h"
 #include "compress/one_bit/one_bit.h"
@@ -34,6 +34,8 @@ const CodecEntry kCodecs[] = {
      int4_parameters(), make_int4, int4_from_wire},
     {"nf2", WireId::kNf2, "four levels in 2 bits with a scale per block, 15x smaller, error feedback",
      nf2_parameters(), make_nf2, nf2_from_wire},
+    {"nf4", WireId::kNf4, "sixteen levels in 4 bits with a scale per block, 7.8x smaller, error feedback",
+     nf4_parameters(), make_nf4, nf4_from_wire},
     {"fp8", WireId::kFp8, "8-bit floats with a scale per block, 4x smaller, error feedback", fp8_parameters(),
      make_fp8, fp8_from_wire},
     {"1bit", WireId::kOneBit, "signs scaled by the mean, or MXNet's 1-bit code, 32x smaller, error feedback",

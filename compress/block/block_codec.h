@@ -1,5 +1,5 @@
-// The codec of int8, int4, fp8, nf2 and qsgd: every element is sent in a few bits, times a scale that a block
-// of elements shares. Payload: the blocks' scales, then the codes.
+// The codec of int8, int4, fp8, nf2, nf4 and qsgd: every element is sent in a few bits, times a scale that a
+// block of elements shares. Payload: the blocks' scales, then the codes.
 //
 // Threading and lifetime: as Codec.
 #pragma once

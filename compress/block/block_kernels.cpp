@@ -37,6 +37,7 @@ using Floats = hn::CappedTag<float, 16>;
 using Bits = hn::RebindToUnsigned<Floats>;
 using Ints = hn::RebindToSigned<Floats>;
 using Quarters = hn::Rebind<std::uint8_t, Floats>;
+using Bytes = hn::Repartition<std::int8_t, Floats>;
 using Pairs = hn::CappedTag<std::uint16_t, kLeastBlock / 2>;
 using PairHalves = hn::Rebind<std::uint8_t, Pairs>;
 using Fours = hn::CappedTag<std::uint32_t, kLeastBlock / 4>;
@@ -86,10 +87,41 @@ HWY_INLINE FloatVector FloatFromFloat8(BitVector eight) {
   return hn::BitCast(Floats(), hn::Or(value, hn::ShiftLeft<24>(hn::And(eight, Splat(0x80)))));
 }
 
-/// Codes of scaled elements, one a lane; code_of() of block_scalar.h.
+/// What nf4's limits are compared with: the largest code of int8 below each.
+constexpr std::array<std::int8_t, 16> below_nf4_limits() {
+  std::array<std::int8_t, 16> below{};
+  for (unsigned i = 0; i < kNf4Limits; ++i) below[i] = static_cast<std::int8_t>(nf4_limit(i) - 1);
+  return below;
+}
+alignas(16) constexpr std::array<std::int8_t, 16> kBelowNf4Limits = below_nf4_limits();
+
+/// nf4_code_of() of normal_float.h, of which only the lowest byte of a lane counts: a binary search.
+HWY_INLINE BitVector Nf4FromInt8(BitVector eight_bits) {
+  const Bytes d;
+  const auto eight = hn::BitCast(d, eight_bits);
+  const auto below = hn::LoadDup128(d, kBelowNf4Limits.data());
+  auto passed = hn::Zero(d);  // limits
+  for (std::int8_t step = 8; step > 0; step /= 2) {
+    const auto next = hn::Or(passed, hn::Set(d, static_cast<std::int8_t>(step - 1)));
+    const auto above = hn::Gt(eight, hn::TableLookupBytes(below, next));
+    passed = hn::Or(passed, hn::IfThenElseZero(above, hn::Set(d, step)));
+  }
+  const auto code = hn::Add(passed, hn::Set(d, static_cast<std::int8_t>(kLowestNf4)));
+  return hn::BitCast(Bits(), hn::And(code, hn::Set(d, 15)));
+}
+
+/// The codes of int8 that nf4's stand for.
+HWY_INLINE BitVector Int8FromNf4(BitVector codes) {
+  const Bytes d;
+  const auto table = hn::LoadDup128(d, kNf4Levels.data());
+  return hn::BitCast(Bits(), hn::TableLookupBytes(table, hn::And(hn::BitCast(d, codes), hn::Set(d, 15))));
+}
+
+/// Codes of scaled elements, of which only the lowest byte of a lane counts; code_of() of block_scalar.h.
 template <Code kCode>
 HWY_INLINE BitVector CodesOf(FloatVector scaled) {
   if constexpr (kCode == Code::kE4m3 || kCode == Code::kE5m2) return Float8FromFloat<kCode>(scaled);
+  if constexpr (kCode == Code::kNf4) return Nf4FromInt8(CodesOf<Code::kInt8>(scaled));
   if constexpr (kCode == Code::kNf2) {
     const auto is_large = hn::Ge(hn::Abs(scaled), hn::Set(Floats(), kBetweenLevels));
     const BitVector large = hn::IfThenElseZero(hn::RebindMask(Bits(), is_large), Splat(1));
@@ -103,6 +135,7 @@ HWY_INLINE BitVector CodesOf(FloatVector scaled) {
 template <Code kCode>
 HWY_INLINE FloatVector ValuesOf(BitVector codes) {
   if constexpr (kCode == Code::kE4m3 || kCode == Code::kE5m2) return FloatFromFloat8<kCode>(codes);
+  if constexpr (kCode == Code::kNf4) return ValuesOf<Code::kInt8>(Int8FromNf4(codes));
   if constexpr (kCode == Code::kNf2) {
     static_assert(std::bit_cast<std::uint32_t>(kLargeLevel) ==
                   std::bit_cast<std::uint32_t>(1.0f) + (1u << 24));
@@ -361,6 +394,8 @@ bool Encode(Code code, std::size_t block, const float* grad, float* residual, st
       return EncodeAs<Code::kE5m2>(block, grad, residual, elements, scales, codes, nullptr);
     case Code::kNf2:
       return EncodeAs<Code::kNf2>(block, grad, residual, elements, scales, codes, nullptr);
+    case Code::kNf4:
+      return EncodeAs<Code::kNf4>(block, grad, residual, elements, scales, codes, nullptr);
     default:
       return EncodeAs<Code::kInt8>(block, grad, residual, elements, scales, codes, dither);
   }
@@ -377,6 +412,8 @@ void Decode(Code code, std::size_t block, const std::byte* scales, const std::by
       return DecodeAs<Code::kE5m2>(block, scales, codes, elements, add, out);
     case Code::kNf2:
       return DecodeAs<Code::kNf2>(block, scales, codes, elements, add, out);
+    case Code::kNf4:
+      return DecodeAs<Code::kNf4>(block, scales, codes, elements, add, out);
     default:
       return DecodeAs<Code::kInt8>(block, scales, codes, elements, add, out);
   }

@@ -3,10 +3,7 @@
 //
 // Source: block-wise symmetric quantisation as in QSGD's buckets (Alistarh et al. 2017, section 4), Dettmers
 // et al. 2022 (8-bit optimizers, block-wise) and CGX (Markov et al. 2022, section 4); fp8: Micikevicius et
-// al. 2022, table 1, without its NaN and infinity; nf2: the levels of NormalFloat in 2 bits (Dettmers et al.
-// 2023, "QLoRA", section 3; Li et al. 2023, "LoftQ", in 2 bits), of which the larger one is 3.96 times the
-// other, here 4; a scale of least squares (Max 1960, half a step of his iteration) in place of the largest
-// element's.
+// al. 2022, table 1, without its NaN and infinity; nf2 and nf4: normal_float.h.
 //
 // Threading: all functions are pure.
 #pragma once
@@ -18,6 +15,7 @@
 #include <cstdint>
 #include <limits>
 
+#include "compress/block/normal_float.h"
 #include "compress/dense/dense_scalar.h"
 #include "compress/payload/float_bits.h"
 #include "compress/payload/host_device.h"
@@ -34,6 +32,7 @@ enum class Code : std::uint8_t {
   kE4m3,  ///< sign, 4 bits of exponent, 3 of fraction; -448 to 448
   kE5m2,  ///< sign, 5 bits of exponent, 2 of fraction; -57344 to 57344
   kNf2,  ///< bit 1: the sign; bit 0: 4, else 1. Element 4b + j of a block in bits 2j and 2j + 1 of its byte b
+  kNf4,  ///< one of 16 values of int8, by its number, in the place of int4's
 };
 
 /// What an 8-bit float is made of. Its exponent 0 means a subnormal number; it has no infinity and no NaN
@@ -58,19 +57,27 @@ constexpr Float8 float8_of(Code code) {
 inline constexpr Float8 kFloatE4m3 = float8_of(Code::kE4m3);
 inline constexpr Float8 kFloatE5m2 = float8_of(Code::kE5m2);
 
-/// nf2's levels are 1 and this; an element becomes the nearer one.
-inline constexpr float kLargeLevel = 4;
-inline constexpr float kBetweenLevels = (1 + kLargeLevel) / 2;
-
 inline constexpr std::size_t kLeastBlock = 32;
 inline constexpr std::size_t kMostBlock = 4096;
 
 constexpr bool is_integer(Code code) { return code == Code::kInt8 || code == Code::kInt4; }
 
-constexpr std::size_t code_bits(Code code) { return code == Code::kInt4 ? 4 : code == Code::kNf2 ? 2 : 8; }
+constexpr bool is_normal_float(Code code) { return code == Code::kNf2 || code == Code::kNf4; }
+
+constexpr std::size_t code_bits(Code code) {
+  switch (code) {
+    case Code::kInt4:
+    case Code::kNf4:
+      return 4;
+    case Code::kNf2:
+      return 2;
+    default:
+      return 8;
+  }
+}
 
 /// Bytes of a scale in a payload: a bfloat16, else a float32.
-constexpr std::size_t scale_bytes(Code code) { return code == Code::kNf2 ? 2 : 4; }
+constexpr std::size_t scale_bytes(Code code) { return is_normal_float(code) ? 2 : 4; }
 
 /// Whether the scale is made of a block's sums of |x|, too, not of its largest |x| alone.
 constexpr bool scales_by_sums(Code code) { return code == Code::kNf2; }
@@ -78,7 +85,7 @@ constexpr bool scales_by_sums(Code code) { return code == Code::kNf2; }
 /// Whether an element can send 0.
 constexpr bool has_zero(Code code) { return code != Code::kNf2; }
 
-/// The value of the largest code.
+/// The value of the largest code; nf4's is a little less.
 constexpr float largest(Code code) {
   switch (code) {
     case Code::kInt4:
@@ -109,42 +116,12 @@ inline constexpr float kRounder = 12582912.0f;  // 1.5 * 2^23
 
 /// The scale of a block whose largest |x| is given: that becomes the largest code. A scale that would be
 /// subnormal is 0, and a block of scale 0 sends nothing; one that would take the largest code beyond
-/// float32 is the last one that does not.
+/// float32 is the last one that does not. nf4's is rounded to bfloat16.
 GRADWIRE_HOST_DEVICE inline float scale_of(Code code, float most) noexcept {
   const float scale = most / largest(code);
   if (scale < std::numeric_limits<float>::min()) return 0;
-  return std::min(scale, 0x1.fffffcp127f / largest(code));
-}
-
-/// The largest |x| of a block, and their sum.
-struct BlockSum {
-  float most = 0;
-  float sum = 0;
-};
-
-/// Of the elements of a block that are above limit_of(): how many, and the sum of their |x|.
-struct LargeSum {
-  std::uint32_t count = 0;
-  float sum = 0;
-};
-
-/// What is above it counts as large where a scale is looked for: 1.5 times the mean |x|.
-GRADWIRE_HOST_DEVICE inline float limit_of(const BlockSum& block, std::size_t length) noexcept {
-  return 1.5f * (block.sum / static_cast<float>(length));
-}
-
-/// The scale by sums: the one that leaves least of the block, by squares, if the elements above the limit
-/// become large. But the large level is at least a quarter of the largest |x|, so that what is owed to one
-/// element leaves in a few rounds. Rounded to bfloat16.
-GRADWIRE_HOST_DEVICE inline float scale_of(const BlockSum& block, const LargeSum& large,
-                                           std::size_t length) noexcept {
-  constexpr float kMost = 0x1.fep125f;  // the last bfloat16 of which the large level is finite
-  constexpr auto kSquare = static_cast<std::size_t>(kLargeLevel * kLargeLevel);
-  const float fitted =
-      (block.sum + (kLargeLevel - 1) * large.sum) / static_cast<float>(length + (kSquare - 1) * large.count);
-  const float scale = std::max(fitted, block.most / (4 * kLargeLevel));
-  const float rounded = dense::float_from_bf16(dense::bf16_from_float(std::min(scale, kMost)));
-  return rounded < std::numeric_limits<float>::min() ? 0 : rounded;
+  const float bounded = std::min(scale, 0x1.fffffcp127f / largest(code));
+  return code == Code::kNf4 ? rounded_to_bf16(bounded) : bounded;
 }
 
 GRADWIRE_HOST_DEVICE inline void store_scale(Code code, float scale, std::byte* to) noexcept {
@@ -190,22 +167,18 @@ GRADWIRE_HOST_DEVICE inline float float_from_float8(const Float8& format, std::u
 
 /// The code of a scaled element, in the lowest code_bits(code) bits.
 GRADWIRE_HOST_DEVICE inline std::uint8_t code_of(Code code, float scaled) noexcept {
-  if (code == Code::kNf2) {
-    const std::uint32_t sign = std::bit_cast<std::uint32_t>(scaled) >> 31;
-    return static_cast<std::uint8_t>(sign << 1 | (magnitude(scaled) >= kBetweenLevels ? 1u : 0u));
-  }
-  if (!is_integer(code)) return float8_from_float(float8_of(code), scaled);
+  if (code == Code::kNf2) return nf2_code_of(scaled);
+  if (code == Code::kE4m3 || code == Code::kE5m2) return float8_from_float(float8_of(code), scaled);
   const std::uint32_t rounded =
       std::bit_cast<std::uint32_t>(scaled + kRounder) - std::bit_cast<std::uint32_t>(kRounder);
+  if (code == Code::kNf4) return nf4_code_of(static_cast<std::int8_t>(rounded));
   return static_cast<std::uint8_t>(code == Code::kInt4 ? rounded & 15 : rounded);
 }
 
 /// What a code stands for before it is scaled.
 GRADWIRE_HOST_DEVICE inline float value_of(Code code, std::uint8_t bits) noexcept {
-  if (code == Code::kNf2) {
-    const float level = (bits & 1u) != 0 ? kLargeLevel : 1.0f;
-    return (bits & 2u) != 0 ? -level : level;
-  }
+  if (code == Code::kNf2) return nf2_value_of(bits);
+  if (code == Code::kNf4) return static_cast<float>(nf4_level_of(bits));
   if (!is_integer(code)) return float_from_float8(float8_of(code), bits);
   if (code == Code::kInt4) return static_cast<float>(static_cast<int>(bits ^ 8u) - 8);
   return static_cast<float>(static_cast<std::int8_t>(bits));

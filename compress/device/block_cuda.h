@@ -1,4 +1,4 @@
-// int8, int4, nf2 and fp8 on a CUDA device.
+// int8, int4, nf2, nf4 and fp8 on a CUDA device.
 //
 // Threading: all functions may be called from any thread.
 #pragma once
@@ -9,7 +9,7 @@
 
 namespace gradwire::compress {
 
-/// Makes the twin of codec, which is int8, int4, nf2 or fp8.
+/// Makes the twin of codec, which is int8, int4, nf2, nf4 or fp8.
 std::unique_ptr<DeviceCodec> make_block_cuda(std::unique_ptr<Codec> codec);
 
 }  // namespace gradwire::compress

@@ -1,4 +1,4 @@
-// The twin of BlockCodec, rounding to nearest, on any Thrust backend: int8, int4, nf2 and fp8.
+// The twin of BlockCodec, rounding to nearest, on any Thrust backend: int8, int4, nf2, nf4 and fp8.
 //
 // Threading and lifetime: as DeviceCodec.
 #pragma once
@@ -354,7 +354,7 @@ struct BlockTwinForm {
   }
 };
 
-/// Makes the twin of int8, int4, nf2 or fp8.
+/// Makes the twin of int8, int4, nf2, nf4 or fp8.
 template <typename Backend>
 std::unique_ptr<DeviceCodec> make_block_twin(std::unique_ptr<Codec> codec) {
   std::unique_ptr<BlockCodec> blocks(static_cast<BlockCodec*>(codec.release()));

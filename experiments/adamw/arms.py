@@ -4,7 +4,7 @@ from __future__ import annotations
 
 BASE = "none"
 # With several seeds: what the answer rests on.
-PAIRED = ("none", "bf16", "int4", "nf2", "2bit;whiten=rows+columns", "2bit")
+PAIRED = ("none", "bf16", "int4", "nf4", "nf2", "2bit;whiten=rows+columns", "2bit")
 TASKS = ("char_lm_micro", "vit", "char_lm_tiny", "char_lm_small")
 _SEEDS = 5
 # With one seed: what every codec does.
@@ -18,6 +18,7 @@ _ABLATIONS = (
     *("2bit;v=exact", "2bit;m=exact", "2bit;momentum=0.9;v=exact"),
     *("2bit;warm_up=40", "2bit;warm_up=40;first=int4", "2bit;warm_up=40;first=int4;whiten=rows+columns"),
     *("2bit;whiten=elements", "int4;whiten=rows+columns", "int4;turns=2"),
+    *("nf4;feedback=off", "nf4;decay=0.7"),
     *("levels:count=4", "levels:count=8", "levels:count=4,rotate=1"),
     *("levels:count=4;warm_up=40", "levels:count=4;warm_up=40;first=int4"),
     *("levels:count=4;whiten=rows+columns", "nf2;whiten=rows+columns", "nf2;warm_up=40;first=int4"),

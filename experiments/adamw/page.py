@@ -97,7 +97,7 @@ def fill(rows: Sequence[Row], file: Path = README) -> None:
     Raises: ValueError: the file lacks a mark.
     """
     sections = {name: table(rows, name) for name in TASKS} | {"answer": answer(rows)}
-    shown = ("none", "int4", "nf2", "2bit", "2bit;warm_up=40;first=int4", "2bit;whiten=rows+columns")
+    shown = ("none", "int4", "nf4", "nf2", "2bit", "2bit;warm_up=40;first=int4", "2bit;whiten=rows+columns")
     sections["curves"] = curves(rows, "char_lm_micro", shown)
     for name, text in sections.items():
         readme.fill(name, text, file)

@@ -23,7 +23,7 @@ REHEARSED_TESTS = "Thrust/*/cpp*2bit*"
 SHARDS = 8
 STORE_CODECS = (
     *("none", "fp16", "bf16", "2bit:threshold=0.5", "2bit:threshold=0.5,reply=2bit", "2bit:threshold=auto"),
-    *("1bit", "int8", "int4", "nf2", "topk"),
+    *("1bit", "int8", "int4", "nf2", "nf4", "topk"),
 )
 LOSSY = ("2bit:threshold=0.5", "2bit:threshold=auto", "int8", "topk")
 """Codecs whose sums are ours in every store, so that their bits are equal. NCCL sums dense floats in its own order."""

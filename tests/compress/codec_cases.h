@@ -16,11 +16,11 @@ namespace gradwire::compress {
 inline std::vector<std::string> specs_under_test() {
   std::vector<std::string> specs;
   for (const CodecEntry& entry : codecs()) specs.emplace_back(entry.name);
-  specs.insert(specs.end(),
-               {"2bit:threshold=auto", "2bit:threshold=0.1,nonfinite=mxnet", "int8:block=32",
-                "int4:block=4096", "nf2:block=32", "nf2:block=1024", "fp8:format=e5m2,block=64",
-                "1bit:threshold=0.1", "topk:ratio=0.3,values=fp16", "randomk:ratio=0.3,seed=5,values=bf16",
-                "qsgd:bits=8,bucket=64,seed=3", "terngrad:clip=1,seed=3"});
+  specs.insert(specs.end(), {"2bit:threshold=auto", "2bit:threshold=0.1,nonfinite=mxnet", "int8:block=32",
+                             "int4:block=4096", "nf2:block=32", "nf2:block=1024", "nf4:block=32",
+                             "nf4:block=4096", "fp8:format=e5m2,block=64", "1bit:threshold=0.1",
+                             "topk:ratio=0.3,values=fp16", "randomk:ratio=0.3,seed=5,values=bf16",
+                             "qsgd:bits=8,bucket=64,seed=3", "terngrad:clip=1,seed=3"});
   return specs;
 }
 

@@ -14,6 +14,7 @@ import pytest
 import torch
 from gradwire.torch.row_column_scales import RowColumnScales
 from numpy.testing import assert_allclose, assert_array_equal
+from oracle import block as oracle
 from python.experiment_files import imported
 from torch import nn
 
@@ -29,6 +30,7 @@ NAMES = (
     "mean_error",
     "run",
     "spread",
+    "sixteen_levels",
 )
 
 
@@ -258,3 +260,25 @@ def test_errors_of_means_are_those_of_the_codecs(
     assert errors.read() == [int8, nf2]
     assert f"| `nf2` | {nf2.bits:.2f} | {nf2.vnmse:.3g} | {nf2.momentum:.3g} |" in copied.read_text()
     assert "vit nf2:" in capsys.readouterr().out
+
+
+def test_the_levels_of_nf4_leave_least(
+    modules: dict[str, ModuleType], task: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    levels, page = modules["sixteen_levels"], modules["page"]
+    monkeypatch.setattr(modules["tasks"], "load", lambda name: task)
+    monkeypatch.setattr(levels, "_STEPS", range(4, 12, 4))
+    monkeypatch.setattr(page, "README", tmp_path / "README.md")
+    (tmp_path / "README.md").write_text("<!-- sixteen levels -->\n<!-- end sixteen levels -->\n")
+    levels.main()
+    assert (tmp_path / "README.md").read_text().count("\n") == 12, (
+        "eight rules, a head of two lines, two marks"
+    )
+    gaussian = levels.gradients("Gaussian")
+    found = levels.lloyd([gaussian])
+    of_nf4, of_qlora, of_int4 = (
+        levels.vnmse(rule, gaussian)
+        for rule in (levels.of_codec("nf4"), levels.by_largest(levels.QLORA), levels.of_codec("int4"))
+    )
+    assert levels.vnmse(levels.by_largest(found), gaussian) < of_nf4 < of_qlora < of_int4
+    assert_allclose(found, np.sort(oracle.NF4_LEVELS) / 127, atol=0.05)

@@ -56,6 +56,7 @@ inline std::map<std::string, std::vector<float>> results_of(
                                                         {"int8", "int8"},
                                                         {"int4:block=32", "fp32"},
                                                         {"nf2", "nf2"},
+                                                        {"nf4", "nf4"},
                                                         {"fp8", "fp8"},
                                                         {"1bit", "1bit"},
                                                         {"1bit:threshold=0.25", "exact"},

@@ -2,7 +2,8 @@
 
 Source: QSGD (Alistarh et al. 2017, section 4) for the buckets, CGX (Markov et al. 2022, section 4) for their use
 without chance; Micikevicius et al. 2022, table 1, for fp8; NormalFloat in 2 bits (Dettmers et al. 2023, QLoRA, in the
-form of Li et al. 2023, LoftQ) for nf2's levels. Ours: what a scale may be at most and at least, and nf2's scale.
+form of Li et al. 2023, LoftQ) for nf2's levels. Ours: what a scale may be at most and at least, nf2's scale, and nf4's
+levels.
 """
 
 from __future__ import annotations
@@ -111,6 +112,41 @@ def decode_nf2(payload: bytes, n: int, block: int) -> Floats:
     packed = np.frombuffer(payload, np.uint8, offset=2 * blocks)
     codes = (packed[:, None] >> np.uint8([0, 2, 4, 6]) & 3).reshape(-1)[:n]
     return nf2_values(codes) * np.repeat(scales, block)[:n]
+
+
+NF4_LEVELS = np.int8([0, 9, 18, 29, 42, 55, 71, 91, 119, -118, -88, -66, -49, -34, -21, -10])  # by code
+
+
+def nf4_codes(q: np.ndarray) -> np.ndarray:
+    """The code of the level nearest to each integer, of two the upper one."""
+    levels = NF4_LEVELS.astype(float)
+    off = np.abs(levels - q[:, None])
+    nearest = np.where(off == off.min(1, keepdims=True), levels, -np.inf)
+    return nearest.argmax(1).astype(np.int8)
+
+
+def encode_nf4(grad: Floats, residual: Floats, block: int) -> bytes:
+    """Encodes residual + grad; residual in place, but where x is not finite."""
+    with np.errstate(invalid="ignore", over="ignore"):
+        x = (residual + grad).astype(np.float32)
+    finite = np.isfinite(x)
+    sendable = np.where(finite, x, np.float32(0))
+    starts = range(0, x.size, block)
+    scales = np.array([bfloat16(scale_of(np.abs(sendable[b : b + block]).max(), 127)) for b in starts], "f4")
+    of_each = np.repeat(scales, block)[: x.size]
+    inverse = np.divide(np.float32(1), of_each, out=np.zeros_like(of_each), where=of_each > 0)
+    codes = nf4_codes(np.rint(sendable * inverse))
+    residual[finite] = (x - NF4_LEVELS[codes].astype(np.float32) * of_each)[finite]
+    return (scales.view(np.uint32) >> 16).astype("<u2").tobytes() + pack(codes, "int4")
+
+
+def decode_nf4(payload: bytes, n: int, block: int) -> Floats:
+    """What a payload of n elements stands for."""
+    blocks = -(-n // block)
+    scales = (np.frombuffer(payload, "<u2", blocks).astype(np.uint32) << 16).view(np.float32)
+    packed = np.frombuffer(payload, np.uint8, offset=2 * blocks)
+    codes = np.stack([packed & 15, packed >> 4], axis=1).reshape(-1)[:n]
+    return NF4_LEVELS[codes].astype(np.float32) * np.repeat(scales, block)[:n]
 
 
 def quantise(x: Floats, block: int, name: str) -> tuple[np.ndarray, Floats]:

@@ -129,7 +129,7 @@ def test_the_rfcs_verbs_on_a_store_of_ours() -> None:
     "spec",
     [
         *("2bit:threshold=0.5", "2bit:threshold=0.5,reply=2bit", "2bit:threshold=auto"),
-        *("fp16", "1bit", "topk", "int8", "nf2", "qsgd", "randomk", "terngrad", "natural"),
+        *("fp16", "1bit", "topk", "int8", "nf2", "nf4", "qsgd", "randomk", "terngrad", "natural"),
     ],
 )
 def test_gathered_sums_are_those_of_a_store(spec: str) -> None:

@@ -212,6 +212,7 @@ def test_list_names_every_codec() -> None:
         "int8",
         "int4",
         "nf2",
+        "nf4",
         "fp8",
         "1bit",
         "topk",

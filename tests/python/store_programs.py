@@ -49,6 +49,7 @@ CODECS = (
     *(
         "int4:block=32",
         "nf2",
+        "nf4",
         "fp8",
         "1bit",
         "1bit:threshold=0.5",

@@ -73,7 +73,7 @@ def test_adam_with_few_levels_warns_and_names_the_fix(
     (text,) = texts(store, kind, compression)
     codec = compression.partition(":")[0]
     assert f"{kind.__name__} loses accuracy with the codec {codec}" in text  # type: ignore[attr-defined]
-    assert text.endswith('use "int8", "int4" or "nf2" instead')
+    assert text.endswith('use "int8", "nf4" or "nf2" instead')
     assert ". " not in text, "one sentence"
 
 
@@ -82,7 +82,7 @@ def test_it_warns_once(store: gw.kv.KVStore) -> None:
     assert texts(store, torch.optim.AdamW, "1bit") == []
 
 
-@pytest.mark.parametrize("compression", ["none", "int8", "int4", "nf2", "fp16"])
+@pytest.mark.parametrize("compression", ["none", "int8", "int4", "nf4", "nf2", "fp16"])
 def test_other_codecs_do_not_warn(compression: str, store: gw.kv.KVStore) -> None:
     assert texts(store, torch.optim.AdamW, compression) == []
 

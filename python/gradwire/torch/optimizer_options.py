@@ -56,7 +56,7 @@ def warn_of_adam(
     kind = next(base for base in type(optimizer).__mro__ if not base.__module__.startswith("gradwire."))
     warnings.warn(
         f"gradwire.torch: {kind.__name__} loses accuracy with the codec {few[0]}, which does not keep the size of "
-        'gradients that it divides by; use "int8", "int4" or "nf2" instead',
+        'gradients that it divides by; use "int8", "nf4" or "nf2" instead',
         RuntimeWarning,
         stacklevel=3,
     )

@@ -7,12 +7,15 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <cstdlib>
 #include <limits>
 #include <span>
 #include <string>
 #include <tuple>
+#include <utility>
 #include <vector>
 
+#include "compress/block/normal_float.h"
 #include "compress/payload/little_endian.h"
 #include "tests/compress/codec_cases.h"
 
@@ -31,7 +34,7 @@ struct Format {
 
 constexpr Format kFormats[] = {
     {"int8", 256, 127}, {"int8:block=32", 32, 127}, {"int4", 128, 7}, {"int4:block=4096", 4096, 7}};
-constexpr const char* kSpecs[] = {"int8", "int4", "nf2", "fp8", "fp8:format=e5m2"};
+constexpr const char* kSpecs[] = {"int8", "int4", "nf2", "nf4", "fp8", "fp8:format=e5m2"};
 
 TEST(BlockCodec, AnElementIsOffByHalfAStepAtMost) {
   for (const Format& format : kFormats) {
@@ -85,16 +88,51 @@ TEST(Nf2, LevelsAreOneAndFourTimesTheScaleThatFits) {
   EXPECT_THAT(delivered(*codec, std::vector<float>{0, 0, 0}), ElementsAre(0, 0, 0));
 }
 
-TEST(Nf2, AGaussianIsOffByLittleMoreThanTheBestFourLevelsAre) {
-  const auto codec = make(parse_spec("nf2"));
+/// The squared error of Gaussian numbers, of their squares.
+double error_of_a_gaussian(const char* spec) {
   const auto grad = gaussian(100'000, 1);
-  const auto out = delivered(*codec, grad);
+  const auto out = delivered(*make(parse_spec(spec)), grad);
   double error = 0, power = 0;
   for (std::size_t i = 0; i < grad.size(); ++i) {
     error += (out[i] - grad[i]) * (out[i] - grad[i]);
     power += grad[i] * grad[i];
   }
-  EXPECT_LT(error / power, 0.13) << "Max 1960, table I: 0.1175";
+  return error / power;
+}
+
+TEST(NormalFloat, AGaussianIsOffByLittleMoreThanTheBestLevelsAre) {
+  EXPECT_LT(error_of_a_gaussian("nf2"), 0.13) << "Max 1960, table I: 0.1175";
+  EXPECT_LT(error_of_a_gaussian("nf4"), 0.0095) << "Max 1960, table I, one scale for all: 0.0095";
+  EXPECT_GT(error_of_a_gaussian("int4"), 0.013);
+}
+
+TEST(Nf4, ACodeIsTheNearestLevel) {
+  std::vector<int> sent;
+  for (int eight_bits = -127; eight_bits <= 127; ++eight_bits) {
+    const int level = block::nf4_level_of(block::nf4_code_of(static_cast<std::int8_t>(eight_bits)));
+    for (const int other : block::kNf4Levels) {
+      const std::pair off(std::abs(eight_bits - level), -level);
+      EXPECT_LE(off, std::pair(std::abs(eight_bits - other), -other)) << "nearest, of two the upper one";
+    }
+    if (sent.empty() || sent.back() != level) sent.push_back(level);
+  }
+  EXPECT_EQ(sent.size(), block::kNf4Levels.size());
+  EXPECT_EQ(block::nf4_code_of(0), 0);
+}
+
+TEST(Nf4, AZeroSendsZeroAndALargeElementLeavesWithinTwoRounds) {
+  const auto codec = make(parse_spec("nf4"));
+  EXPECT_EQ(delivered(*codec, std::vector<float>(128)), std::vector<float>(128));
+  std::vector<float> grad(128);
+  grad[7] = -127;
+  std::vector<float> residual(128);
+  for (const float left : {9.0f, 1.0f}) {
+    encoded(*codec, grad, residual, {});
+    grad[7] = 0;
+    EXPECT_LE(std::fabs(residual[7]), left);
+    EXPECT_NE(residual[7], 0);
+    EXPECT_EQ(std::count(residual.begin(), residual.end(), 0.0f), 127);
+  }
 }
 
 TEST(Nf2, AQuarterOfOneLargeElementLeavesInARound) {
@@ -169,13 +207,15 @@ TEST(BlockCodec, AScaleThatNoEncoderWritesIsNamed) {
   }
 }
 
-TEST(Nf2, AScaleThatNoEncoderWritesIsNamed) {
-  const auto codec = make(parse_spec("nf2:block=32"));
-  auto bad = encoded(*codec, gaussian(100, 1), {}, {});
-  for (const std::uint16_t scale : {0xbf80, 0x8000, 0x7f80, 0x7fc0}) {  // -1, -0, infinity, NaN
-    store(scale, bad.data() + 4);
-    EXPECT_THAT([&] { codec->validate(bad, 100); },
-                ThrowsMessage<DecodeError>(HasSubstr("the scale of block 2 is")));
+TEST(NormalFloat, AScaleThatNoEncoderWritesIsNamed) {
+  for (const char* spec : {"nf2:block=32", "nf4:block=32"}) {
+    const auto codec = make(parse_spec(spec));
+    auto bad = encoded(*codec, gaussian(100, 1), {}, {});
+    for (const std::uint16_t scale : {0xbf80, 0x8000, 0x7f80, 0x7fc0}) {  // -1, -0, infinity, NaN
+      store(scale, bad.data() + 4);
+      EXPECT_THAT([&] { codec->validate(bad, 100); },
+                  ThrowsMessage<DecodeError>(HasSubstr("the scale of block 2 is")));
+    }
   }
 }
 

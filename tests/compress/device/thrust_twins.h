@@ -21,11 +21,12 @@ std::unique_ptr<DeviceCodec> make_thrust_twin(const CodecSpec& spec) {
   const std::string_view name = codec->name();
   using Make = std::unique_ptr<DeviceCodec> (*)(std::unique_ptr<Codec>);
   constexpr std::pair<std::string_view, Make> kTwins[] = {
-      {"none", make_dense_twin<Backend>},   {"fp16", make_dense_twin<Backend>},
-      {"bf16", make_dense_twin<Backend>},   {"2bit", make_two_bit_twin<Backend>},
-      {"int8", make_block_twin<Backend>},   {"int4", make_block_twin<Backend>},
-      {"nf2", make_block_twin<Backend>},    {"fp8", make_block_twin<Backend>},
-      {"1bit", make_one_bit_twin<Backend>}, {"topk", make_top_k_twin<Backend>},
+      {"none", make_dense_twin<Backend>}, {"fp16", make_dense_twin<Backend>},
+      {"bf16", make_dense_twin<Backend>}, {"2bit", make_two_bit_twin<Backend>},
+      {"int8", make_block_twin<Backend>}, {"int4", make_block_twin<Backend>},
+      {"nf2", make_block_twin<Backend>},  {"nf4", make_block_twin<Backend>},
+      {"fp8", make_block_twin<Backend>},  {"1bit", make_one_bit_twin<Backend>},
+      {"topk", make_top_k_twin<Backend>},
   };
   for (const auto& [twin, make_twin] : kTwins) {
     if (twin == name) return make_twin(std::move(codec));

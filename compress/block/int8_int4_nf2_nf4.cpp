@@ -1,4 +1,4 @@
-#include "compress/block/int8_int4_nf2.h"
+#include "compress/block/int8_int4_nf2_nf4.h"
 
 #include "compress/block/block_codec.h"
 #include "compress/payload/parameters.h"
@@ -13,7 +13,7 @@ constexpr ParameterInfo kInt8Parameters[] = {
     {"nonfinite", "skip",
      "skip: an element whose gradient is NaN or infinite sends 0 and keeps its residual"},
 };
-constexpr ParameterInfo kInt4Parameters[] = {{"block", "128", kBlockHelp}, kInt8Parameters[1]};
+constexpr ParameterInfo kFourBitParameters[] = {{"block", "128", kBlockHelp}, kInt8Parameters[1]};
 constexpr ParameterInfo kNf2Parameters[] = {
     {"block", "128", kBlockHelp},
     {"nonfinite", "skip", "skip: a gradient that is NaN or infinite counts as 0"},
@@ -29,6 +29,7 @@ struct Kind {
 constexpr Kind kInt8{"int8", WireId::kInt8, block::Code::kInt8, 256};
 constexpr Kind kInt4{"int4", WireId::kInt4, block::Code::kInt4, 128};
 constexpr Kind kNf2{"nf2", WireId::kNf2, block::Code::kNf2, 128};
+constexpr Kind kNf4{"nf4", WireId::kNf4, block::Code::kNf4, 128};
 
 std::unique_ptr<Codec> make_with(const Kind& kind, std::size_t block) {
   return std::make_unique<BlockCodec>(
@@ -57,7 +58,7 @@ std::unique_ptr<Codec> int8_from_wire(const WireParameters& parameters) {
   return kind_from_wire(kInt8, parameters);
 }
 
-std::span<const ParameterInfo> int4_parameters() noexcept { return kInt4Parameters; }
+std::span<const ParameterInfo> int4_parameters() noexcept { return kFourBitParameters; }
 std::unique_ptr<Codec> make_int4(const CodecSpec& spec) { return make_kind(kInt4, spec); }
 std::unique_ptr<Codec> int4_from_wire(const WireParameters& parameters) {
   return kind_from_wire(kInt4, parameters);
@@ -67,6 +68,12 @@ std::span<const ParameterInfo> nf2_parameters() noexcept { return kNf2Parameters
 std::unique_ptr<Codec> make_nf2(const CodecSpec& spec) { return make_kind(kNf2, spec); }
 std::unique_ptr<Codec> nf2_from_wire(const WireParameters& parameters) {
   return kind_from_wire(kNf2, parameters);
+}
+
+std::span<const ParameterInfo> nf4_parameters() noexcept { return kFourBitParameters; }
+std::unique_ptr<Codec> make_nf4(const CodecSpec& spec) { return make_kind(kNf4, spec); }
+std::unique_ptr<Codec> nf4_from_wire(const WireParameters& parameters) {
+  return kind_from_wire(kNf4, parameters);
 }
 
 }  // namespace gradwire::compress
