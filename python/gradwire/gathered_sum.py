@@ -30,9 +30,10 @@ Gather = Callable[[Any], Sequence[Any]]
 class Met(IntEnum):
     """What an encoder met of which its payload says nothing. The worse, the higher; it travels."""
 
-    NOTHING = 0
-    BEYOND = 1  # a value that the format cannot hold: the largest was sent, and the rest kept
-    NONFINITE = 2  # a NaN or an infinity: 0 was sent
+    ZEROS = 0  # no gradient at all, where who encodes says so
+    NOTHING = 1
+    BEYOND = 2  # a value that the format cannot hold: the largest was sent, and the rest kept
+    NONFINITE = 3  # a NaN or an infinity: 0 was sent
 
 
 def encode(codec: Codec, spec: str, values: Any, **options: Any) -> tuple[Any, Met]:

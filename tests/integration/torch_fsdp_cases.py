@@ -373,7 +373,7 @@ def what_is_frozen_keeps_what_it_has_not_sent() -> None:
             model.zero_grad()
             x = torch.randn(30, 20, generator=torch.Generator().manual_seed(100 * step + dist.get_rank()))
             loss = model(x).square().sum() / 30
-            (loss if step < 8 else 0 * loss).backward()
+            (loss if step < 8 else 1e-30 * loss).backward()
             for place, parameter in enumerate(model.parameters()):
                 if parameter.grad is not None:
                     delivered[place] += parameter.grad.full_tensor()
@@ -443,7 +443,7 @@ def a_veto_ends_with_a_backward_that_raises() -> None:
                     assert same_residuals(scatter.state(), before[name]), name
                 continue
             loss = model(data(step), 2.0, is_checkpointed=False)
-            (loss if step < 6 else 0 * loss).backward()
+            (loss if step < 6 else 1e-30 * loss).backward()
             for place, parameter in enumerate(model.parameters()):
                 delivered[place] += parameter.grad.full_tensor()
         return delivered
@@ -471,6 +471,153 @@ def same_residuals(one: Any, other: Any) -> bool:
     if one is None or other is None:
         return one is other
     return torch.equal(one["residuals"], other["residuals"])
+
+
+class Words(nn.Module):
+    """An embedding and two layers; the gradient of what the embedding gives may become NaN."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.table, self.first, self.last = nn.Embedding(9, 12), nn.Linear(12, 12), nn.Linear(12, 3)
+
+    def forward(self, step: int, extra: torch.Tensor, *, is_bad: bool = False) -> torch.Tensor:
+        random = torch.Generator().manual_seed(100 * step + dist.get_rank())
+        given = self.table(torch.randint(0, 9, (6,), generator=random))
+        if is_bad:
+            given.register_hook(lambda gradient: gradient * float("nan"))
+        loss = self.last(self.first(given + extra)).square().mean()
+        return loss if step < 6 else 1e-30 * loss
+
+
+Step = Callable[[Words, int], bool]
+"""Runs a step's backward(); returns whether the step is taken."""
+
+
+def require_delivered(run: Step, *, has_root: bool = True) -> None:
+    """What 16 steps give in all, of which the last ten have next to no gradient of their own, is what "none" gives."""
+
+    def sums(codec: str) -> list[torch.Tensor]:
+        model = Words()
+        for layer in (model.first, model.last, model if has_root else model.table):
+            fully_shard(layer)
+        gw.torch.compress_reduce_scatter(model, codec=codec)
+        found = [torch.zeros(p.shape) for p in model.parameters()]
+        for step in range(16):
+            model.zero_grad()
+            if run(model, step):
+                for total, parameter in zip(found, model.parameters(), strict=True):
+                    total += parameter.grad.full_tensor()
+        return found
+
+    for ours, true in zip(sums("topk:ratio=0.25"), sums("none"), strict=True):
+        torch.testing.assert_close(ours, true, rtol=1e-4, atol=1e-5)
+
+
+@case
+def gradients_of_an_input_take_no_residual_away() -> None:
+    """autograd.grad() of something else than parameters, whose p.grad the script throws away."""
+
+    def run(model: Words, step: int) -> bool:
+        extra = torch.zeros(12, requires_grad=True)
+        torch.autograd.grad(model(step, extra), extra)
+        model.zero_grad()
+        model(step, torch.zeros(12)).backward()
+        return True
+
+    require_delivered(run)
+
+
+@case
+def a_nan_in_one_of_several_roots_restores_all() -> None:
+    """FSDP reduces the embedding, whose input has no gradient, in a callback at the end of backward()."""
+
+    def run(model: Words, step: int) -> bool:
+        is_bad = step in (1, 3)
+        model(step, torch.zeros(12), is_bad=is_bad).backward()
+        return not is_bad
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)
+        for has_root in (True, False):
+            require_delivered(run, has_root=has_root)
+
+
+@case
+def a_pipeline_reduces_after_its_backward_passes() -> None:
+    """As torch.distributed.pipelining's stages do, which divide p.grad right afterwards."""
+
+    def run(model: Words, step: int) -> bool:
+        switches = (
+            model.set_is_last_backward,
+            model.set_reshard_after_backward,
+            model.set_requires_gradient_sync,
+        )
+        for switch in switches:
+            switch(False)
+        for _ in range(2):
+            model(step, torch.zeros(12)).backward()
+        for switch in switches:
+            switch(True)
+        root = fully_shard.state(model)
+        for state in root._state_ctx.all_states:
+            for group in state._fsdp_param_groups:
+                group.post_backward()
+        root._root_post_backward_final_callback()
+        for parameter in model.parameters():
+            parameter.grad.div_(2)
+        return True
+
+    require_delivered(run)
+
+
+@case
+def a_checkpoint_that_saves_operations_does_not_save_ours() -> None:
+    from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
+
+    class Block(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(256, 256)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return (self.linear(x).abs() * x).round().where(x > 0, x)
+
+    def save(*_: Any, **__: Any) -> CheckpointPolicy:
+        return CheckpointPolicy.MUST_SAVE
+
+    def run(context: dict[str, Any]) -> list[torch.Tensor]:
+        torch.manual_seed(0)
+        model = Block()
+        fully_shard(model)
+        gw.torch.compress_all_gather(model)
+        x = torch.randn(
+            256, 256, generator=torch.Generator().manual_seed(dist.get_rank()), requires_grad=True
+        )
+        checkpoint(model, x, use_reentrant=False, **context).square().sum().backward()
+        return [x.grad, *(p.grad.full_tensor() for p in model.parameters())]
+
+    saved = {"context_fn": lambda: create_selective_checkpoint_contexts(save)}
+    for ours, plain in zip(run(saved), run({}), strict=True):
+        assert torch.equal(ours, plain)
+
+
+@case
+def what_is_wrong_with_a_call_is_said() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    fully_shard(model[0])
+    gw.torch.compress_reduce_scatter(model, codec="int8")
+    with pytest.raises(ValueError, match="is compressed already; call it once for a model"):
+        gw.torch.compress_reduce_scatter(model, codec="int8")
+    fully_shard(model)
+    with pytest.warns(UserWarning, match="FSDP module '' was made after the call, so its gradients are not"):
+        model(torch.ones(1, 4)).sum().backward()
+    for compress in (gw.torch.compress_reduce_scatter, gw.torch.compress_all_gather):
+        for wrong in (None, [model]):
+            with pytest.raises(TypeError, match=r"model is a (NoneType|list), expected a torch.nn.Module"):
+                compress(wrong, codec="int8")
+    with pytest.raises(TypeError, match="process_group is a int, expected"):
+        gw.torch.compress_reduce_scatter(fully_shard(nn.Linear(4, 4)), "int8", 3)
 
 
 @case

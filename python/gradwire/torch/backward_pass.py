@@ -52,8 +52,14 @@ _passes_of: weakref.WeakKeyDictionary[KVStore, list[weakref.ref[BackwardPass]]] 
 class BackwardPass:
     """The calls of backward() on one listener's parameters, which its gradients' hooks tell of."""
 
-    def __init__(self, listener: Listener, store: KVStore) -> None:
-        """Keeps listener only as long as others do: autograd's hooks live as long as the model."""
+    def __init__(self, listener: Listener, store: KVStore, *, after_callbacks: bool = False) -> None:
+        """Keeps listener only as long as others do: autograd's hooks live as long as the model.
+
+        Args:
+            after_callbacks: it ends after the callbacks that others have given to autograd: FSDP reduces the gradients
+                of some modules there. Default: in the order in which they were given.
+        """
+        self._after_callbacks = after_callbacks
         self._listener = weakref.ref(listener)
         self._tasks: set[int] = set()  # of the backward() in progress, and those inside it
         self._others = _passes_of.setdefault(store, [])  # this one too, in the order in which they were made
@@ -61,14 +67,14 @@ class BackwardPass:
         self._others.append(weakref.ref(self))
 
     def enter(self) -> None:
-        """Notes the backward() that runs; for hooks."""
+        """Notes the backward() that runs; for hooks. Requires is_running()."""
         task = torch._C._current_graph_task_id()
         listener = self._listener()
         if task in self._tasks or listener is None:
             return
         listener.on_backward_begin()
         self._tasks.add(task)
-        Variable._execution_engine.queue_callback(_End(self))
+        Variable._execution_engine.queue_callback(_End(self, callbacks_before=self._after_callbacks))
 
     def end(self) -> None:
         """Notes that the backward() that runs has computed its gradients. No-op for those that have ended with
@@ -119,14 +125,24 @@ def _call_each(functions: Iterable[Callable[[], None]]) -> None:
             stack.callback(function)
 
 
+def is_running() -> bool:
+    """Whether this thread is in a backward(), or in the callbacks at its end."""
+    return torch._C._current_graph_task_id() != -1
+
+
 class _End:
     """What autograd calls when a backward() ends, and drops uncalled when one fails."""
 
-    def __init__(self, backward: BackwardPass) -> None:
+    def __init__(self, backward: BackwardPass, *, callbacks_before: bool) -> None:
         self._backward = backward
+        self._callbacks_before = callbacks_before
         self._called = False
 
     def __call__(self) -> None:
+        if self._callbacks_before:
+            self._callbacks_before = False
+            Variable._execution_engine.queue_callback(self)
+            return
         self._called = True
         self._backward.end()
 

@@ -26,7 +26,7 @@ def join(group: dist.ProcessGroup | None, timeout: float | None = None) -> kv.KV
     """Makes the store whose workers are a group's ranks. A collective of the group.
 
     Args:
-        timeout: in seconds. Default: that of GRADWIRE_TIMEOUT.
+        timeout: in seconds. Default: that of GRADWIRE_RENDEZVOUS_TIMEOUT.
 
     Raises:
         ValueError: the group's backend has no other ranks.

@@ -25,7 +25,9 @@ Threading: called on autograd's thread.
 
 from __future__ import annotations
 
+import functools
 import warnings
+import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -40,8 +42,10 @@ from gradwire.torch.ddp.hook_checkpoint import ScattersPart
 from gradwire.torch.distributed_checkpoint import by_rank, is_for_distributed_checkpoint, of_rank
 from gradwire.torch.exchange_options import enabled_scaler
 from gradwire.torch.process_group import require_alike, store_of
-from gradwire.torch.sharded.layout import parameter_groups
+from gradwire.torch.sharded.layout import parameter_groups, sharded_modules
 from gradwire.torch.sharded.scatter import CompressedReduceScatter, ScatteringBackward
+
+_WHO = "gradwire.torch: compress_reduce_scatter"
 
 
 def compress_reduce_scatter(
@@ -70,15 +74,18 @@ def compress_reduce_scatter(
     Returns: an object with the state that checkpoints of this rank need: state_dict() and load_state_dict().
 
     Raises:
-        ValueError: no module of the model is an FSDP module; a bad codec; ranks differ; the store has other ranks than
-            the group.
-        TypeError: grad_scaler has the wrong type.
+        ValueError: no module of the model is an FSDP module, or they are compressed already; a bad codec; ranks differ;
+            the store has other ranks than the group.
+        TypeError: an argument has the wrong type.
     """
-    modules = {name: module for name, module in model.named_modules() if isinstance(module, FSDPModule)}
-    if not modules:
+    modules = sharded_modules(_WHO, model)
+    if any(map(_is_compressed, modules.values())):
         raise ValueError(
-            "gradwire.torch: compress_reduce_scatter: no module of the model is an FSDPModule; call "
-            "torch.distributed.fsdp.fully_shard(model) first"
+            f"{_WHO}: the model's reduce-scatter is compressed already; call it once for a model"
+        )
+    if process_group is not None and not isinstance(process_group, dist.ProcessGroup):
+        raise TypeError(
+            f"{_WHO}: process_group is a {type(process_group).__name__}, expected a torch.distributed.ProcessGroup"
         )
     wanted = session.chosen(codec)
     scaler, failure = None, None
@@ -90,21 +97,36 @@ def compress_reduce_scatter(
     group = process_group or dist.group.WORLD
     assert group is not None  # or no module could be sharded
     require_alike(
-        "gradwire.torch: compress_reduce_scatter",
+        _WHO,
         [group],
         {"codec": wanted, "grad_scaler": scaler is not None},
         failure,
     )
     store = store_of(process_group)
-    backward = ScatteringBackward(store)
+    backward = ScatteringBackward(store, functools.partial(_warn_of_left_out, weakref.ref(model)))
     scatters = {}
     for number, (name, module) in enumerate(modules.items()):
-        if not parameter_groups(module):
-            continue  # its parts have all of its parameters
         scatter = CompressedReduceScatter(store, wanted, number, module, name, backward, scaler)
         module.set_custom_reduce_scatter(scatter)
         scatters[name] = scatter
     return ReduceScatters(store, scatters)
+
+
+def _is_compressed(module: FSDPModule) -> bool:
+    return any(
+        isinstance(each._reduce_scatter_comm, CompressedReduceScatter) for each in parameter_groups(module)
+    )
+
+
+def _warn_of_left_out(model: weakref.ref[torch.nn.Module]) -> None:
+    """Warns if FSDP modules of the model were made too late."""
+    modules = sharded_modules(_WHO, there).items() if (there := model()) is not None else []
+    if left_out := [name for name, module in modules if not _is_compressed(module)]:
+        warnings.warn(
+            f"{_WHO}: the FSDP module {left_out[0]!r} was made after the call, so its gradients are not compressed; "
+            "call it after all fully_shard()",
+            stacklevel=2,
+        )
 
 
 class ReduceScatters:

@@ -24,17 +24,19 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed.fsdp import FSDPModule
 from torch.distributed.fsdp._fully_shard._fsdp_api import AllGather
 from torch.distributed.fsdp._fully_shard._fsdp_collectives import DefaultAllGather
+from torch.utils._python_dispatch import _disable_current_modes
 
 from gradwire.torch import session
 from gradwire.torch.process_group import require_alike
-from gradwire.torch.sharded.layout import parameter_groups
+from gradwire.torch.sharded.layout import parameter_groups, sharded_modules
+from gradwire.torch.sharded.replica_group import ReplicaGroup
 from gradwire.torch.sharded.weight_codes import WeightCodes
 
 _WHO = "gradwire.torch: compress_all_gather"
 _BITS = {"int8": 8, "int4": 4}
+_ENCODED = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
 def compress_all_gather(model: torch.nn.Module, codec: session.Wanted = "int8") -> None:
@@ -51,28 +53,30 @@ def compress_all_gather(model: torch.nn.Module, codec: session.Wanted = "int8") 
         ValueError: no module of the model is an FSDP module; another codec; ranks differ.
         TypeError: codec has the wrong type.
     """
-    modules = [module for module in model.modules() if isinstance(module, FSDPModule)]
-    if not modules:
-        raise ValueError(
-            f"{_WHO}: no module of the model is an FSDPModule; call torch.distributed.fsdp.fully_shard(model) first"
-        )
+    modules = sharded_modules(_WHO, model).values()
     groups = [group for module in modules for group in parameter_groups(module)]
     codes, failure = None, None
     try:
         codes = _codes(codec)
     except (TypeError, ValueError) as error:  # the other ranks must hear of it
         failure = error
-    shared = {each for each in map(_gathering, groups) if each is not None}
-    require_alike(_WHO, sorted(shared, key=dist.get_process_group_ranks), {"codec": codec}, failure)
+    require_alike(_WHO, _process_groups(groups), {"codec": codec}, failure)
     assert codes is not None
     for module in modules:
         for group in parameter_groups(module):
             module.set_custom_all_gather(CompressedAllGather(group, codes))
 
 
-def _gathering(group: Any) -> dist.ProcessGroup | None:
-    """Returns the process group over which one of FSDP's parameter groups is gathered; None: it is not sharded."""
-    return group._all_gather_process_group if hasattr(group.mesh_info, "shard_process_group") else None
+def _process_groups(groups: Sequence[Any]) -> list[dist.ProcessGroup]:
+    """Returns those that reach, one after the other, all ranks which have parts of FSDP's parameter groups."""
+    found = {}
+    for name in ("shard_process_group", "replicate_process_group"):
+        for group in groups:
+            each = getattr(group.mesh_info, name, None)
+            each = each.group if isinstance(each, ReplicaGroup) else each
+            if each is not None and each.size() > 1:
+                found[name, tuple(dist.get_process_group_ranks(each))] = each
+    return list(found.values())
 
 
 def _codes(wanted: session.Wanted) -> WeightCodes:
@@ -144,21 +148,25 @@ class CompressedAllGather(AllGather):
             input_tensor: (elements,), of the same dtype; may be a part of it.
         """
         matrices = [each for each in self._segments if each.is_matrix]
-        is_plain = input_tensor.dtype.is_floating_point and input_tensor.numel() == self._elements
+        is_plain = input_tensor.dtype in _ENCODED and input_tensor.numel() == self._elements
         if (
             not matrices or not is_plain
         ):  # of a subclass's own bytes, or of another mesh after the forward pass
             return self._exact(output_tensor, input_tensor, group, async_op)
         exact = [each.of(input_tensor) for each in self._segments if not each.is_matrix]
-        codes = self._codes.encode([each.of(input_tensor) for each in matrices])
-        given = torch.cat([codes, *(each.contiguous().view(torch.uint8) for each in exact)])
-        gathered = given.new_empty(group.size(), given.numel())
+        with (
+            _disable_current_modes()
+        ):  # a checkpoint that saves the script's operations would take ours for them
+            codes = self._codes.encode([each.of(input_tensor) for each in matrices])
+            given = torch.cat([codes, *(each.contiguous().view(torch.uint8) for each in exact)])
+            gathered = given.new_empty(group.size(), given.numel())
         # On a CPU nothing is in streams: the work is what lets the caller go on meanwhile.
         is_late = async_op or input_tensor.device.type == "cpu"
         work = self._exact(gathered.view(-1), given, group, is_late)
 
         def read() -> None:
-            self._read(gathered, output_tensor.view(group.size(), -1))
+            with _disable_current_modes():
+                self._read(gathered, output_tensor.view(group.size(), -1))
 
         if not is_late:
             read()

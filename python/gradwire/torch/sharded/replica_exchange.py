@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
-from gradwire.torch.backward_pass import BackwardPass
+from gradwire.torch.backward_pass import BackwardPass, is_running
 from gradwire.torch.exchange import Exchange
 from gradwire.torch.exchange_options import ExchangeOptions, warn_of_nonfinite
 from gradwire.torch.process_group import naming_ranks
@@ -65,7 +65,7 @@ class ReplicaExchange:
         self._others = others
         self._exchange = Exchange(store, options, has_slots=False)
         self._exchange.program_step = 1
-        self._backward = BackwardPass(self, store)
+        self._backward = BackwardPass(self, store, after_callbacks=True)
         self._sums: dict[ModuleShards, _Sum] = {}  # on their way
         self._taking_part: dict[ModuleShards, None] = {}  # in the backward() that runs
         self._has_failed = False
@@ -85,6 +85,12 @@ class ReplicaExchange:
             output: (elements,), of any floating dtype, or a complex one's (elements, 2).
             op: ReduceOp.SUM or ReduceOp.AVG.
         """
+        if not is_running():
+            raise RuntimeError(
+                "gradwire.torch: compress_all_reduce: gradients are reduced after backward(), as "
+                "torch.distributed.pipelining does, and compressed sums of replicas end with a backward(); leave "
+                "compress_all_reduce() out of a pipeline, or shard over all ranks and use compress_reduce_scatter()"
+            )
         with torch.no_grad():
             self._backward.enter()
             if module in self._sums:  # it took part in the forward pass twice

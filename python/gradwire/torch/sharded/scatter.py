@@ -25,7 +25,7 @@ from gradwire import compress
 from gradwire.collectives import Begun
 from gradwire.gathered_sum import Met, encode, noted, read, warn_of_kept_rest, warn_of_nan_sum
 from gradwire.kv import KVStore
-from gradwire.torch import session
+from gradwire.torch import backward_pass, session
 from gradwire.torch.backward_pass import BackwardPass
 from gradwire.torch.elements import as_real, exchanged_dtype
 from gradwire.torch.process_group import naming_ranks
@@ -137,7 +137,7 @@ class CompressedReduceScatter(ReduceScatter):
                 "compress_reduce_scatter() the group that the model is sharded over"
             )
         factor, output = factor_of(op, ranks), as_real(output_tensor)
-        self._backward.enter(self)
+        is_in_backward = self._backward.enter(self)
         shards, wait_for_copy = _on_host(as_real(input_tensor.detach()).reshape(ranks, -1))
         loss_scale = self._loss_scale
 
@@ -147,7 +147,7 @@ class CompressedReduceScatter(ReduceScatter):
                 return self._compressed_sum(shards, loss_scale) * factor
             return self._sum(shards, factor, loss_scale)
 
-        if self._needs_sum_at_once(output):
+        if not is_in_backward or self._needs_sum_at_once(output):
             self._backward.begin(total, output)
             self._backward.take_in()
         elif self._shards.becomes_gradients(output):
@@ -246,6 +246,7 @@ class CompressedReduceScatter(ReduceScatter):
         """Goes on from what state() returned on ranks of a job that had another number of them. Scales are agreed anew:
         they are means over the ranks.
         """
+        self._backward.settle()
         self._state = self._kept = None
         residuals: dict[str, torch.Tensor] = {}
         for one in saved:
@@ -272,7 +273,11 @@ class CompressedReduceScatter(ReduceScatter):
         made = [self._encode(state, owner, shard) for owner, shard in enumerate(shards)]
         # All owners hear of all shards, whose residuals are kept or taken back as one.
         own = max(met for _, met in made)
+        if own == Met.NOTHING and not shards.any():
+            own = Met.ZEROS  # of a backward() for other tensors' sake, such as autograd.grad() of an input
         received, met = read(self._store.collectives.all_to_all([noted(payload, own) for payload, _ in made]))
+        if met == Met.ZEROS:  # p.grad may be thrown away: what is left stays here
+            return np.zeros(elements, np.float32)
         if met == Met.NONFINITE or (met == Met.BEYOND and self._grad_scaler is not None):
             self._backward.veto()
             if self._grad_scaler is None:  # to a GradScaler it is its daily work
@@ -357,18 +362,35 @@ class ScatteringBackward:
 
     sync = True  # as a Listener of BackwardPass
 
-    def __init__(self, store: KVStore) -> None:
+    def __init__(self, store: KVStore, on_first_end: Callable[[], None] = lambda: None) -> None:
+        """
+        Args:
+            store: its workers are the group's ranks.
+            on_first_end: called when the first backward() is over. Default: nothing.
+        """
         self._store = store
-        self._pass = BackwardPass(self, store)
+        self._on_first_end: Callable[[], None] | None = on_first_end
+        self._pass = BackwardPass(self, store, after_callbacks=True)
         self._entered: set[CompressedReduceScatter] = set()
         self._sums: collections.deque[_Sum] = collections.deque()
         self._vetoed = False
         self._has_failed = False
+        self._is_outside = False
 
-    def enter(self, scatter: CompressedReduceScatter) -> None:
-        """Has it hear the end of the backward() that runs."""
-        self._pass.enter()
+    def enter(self, scatter: CompressedReduceScatter) -> bool:
+        """Has it hear the end of the backward() that runs.
+
+        Returns: False: none runs. torch's pipelines reduce gradients after their backward passes, and look at them at
+            once. These reductions are over when the next begin: settle().
+        """
+        is_in_backward = backward_pass.is_running()
+        if is_in_backward:
+            self._pass.enter()
+        elif not self._is_outside or scatter in self._entered:
+            self.settle()
+            self._is_outside = True
         self._entered.add(scatter)
+        return is_in_backward
 
     def begin(
         self,
@@ -406,13 +428,14 @@ class ScatteringBackward:
         self._vetoed = True
 
     def settle(self) -> None:
-        """Ends a backward() that has failed. It may have failed on this rank alone: the others, who have had the same
-        reduce-scatters and the same vetoes, keep or take back the same, and the scales that all have agreed stay alike.
-        Its gradients are of no use, and may be others' by now.
+        """Ends what has had no end: reductions outside a backward(), or a backward() that has failed. It may have
+        failed on this rank alone: the others, who have had the same reduce-scatters and the same vetoes, keep or take
+        back the same, and the scales that all have agreed stay alike. Its gradients are of no use, and may be others'
+        by now.
         """
-        if not self._has_failed:
+        if not self._has_failed and not self._is_outside:
             return
-        self._has_failed = False
+        self._has_failed = self._is_outside = False
         for each in self._sums:
             each.begun.wait()
         self._sums.clear()
@@ -426,7 +449,7 @@ class ScatteringBackward:
         self._vetoed = False
 
     def on_backward_begin(self) -> None:
-        """Ends a backward() that has failed, before the next one's first sum."""
+        """Ends what has had no end, before the next one's first sum."""
         self.settle()
 
     def on_backward_end(self) -> None:
@@ -440,6 +463,9 @@ class ScatteringBackward:
             self._has_failed = True
             raise
         self._end()
+        if (on_first_end := self._on_first_end) is not None:
+            self._on_first_end = None
+            on_first_end()
 
     def on_backward_failed(self) -> None:
         """Does not wait: this may be any thread, at any time."""
