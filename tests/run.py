@@ -41,7 +41,7 @@ CPP_FOLDERS = ["compress", "fusion", "transport", "kvstore"]
 PYTHON_FOLDERS = ["python", "tests", "experiments"]
 NO_TESTS_COLLECTED = 5  # the exit status of pytest
 MOST_AT_SECOND_TRY = 10
-"""Where more tests fail, something is broken: nothing is run again."""
+"""Where more has failed, something is broken: nothing is run again."""
 LONGEST_SECONDS = 300.0
 LONGEST_SOAK_SECONDS = 7200.0
 LONGEST_PYTHON_SECONDS = 600.0
@@ -167,6 +167,8 @@ class Cases:
     passed: dict[tuple[str, str], float]
     failed: set[tuple[str, str]]
     skipped: int
+    causes: int = 0
+    """Tests that failed, and classes and files of which a fixture did, however many tests that left without it."""
     is_cut_short: bool = False
     """Whether a test has ended a process of pytest-xdist, and tests were left out."""
 
@@ -186,7 +188,9 @@ class Cases:
         seconds = {name(c): float(c.get("time", 0)) for c in passed}
         words = [problem.get("message", "") for case in failed for problem in case]
         cut_short = any(CRASHED.search(text) for text in words)
-        return Cases(seconds, {name(c) for c in failed}, len(skipped), cut_short)
+        unprepared = {name(c)[0] for c in failed if c.find("failure") is None}
+        causes = len(unprepared) + sum(c.find("failure") is not None for c in failed)
+        return Cases(seconds, {name(c) for c in failed}, len(skipped), causes, cut_short)
 
 
 def suite(name: str, first: list[str], again: list[str], may_be_empty: bool = False) -> Outcome:
@@ -206,7 +210,7 @@ def suite(name: str, first: list[str], again: list[str], may_be_empty: bool = Fa
         return Outcome(name, 0, 0, 0, seconds)
     passed, failed = set(cases.passed), cases.failed
     second_try: set[tuple[str, str]] = set()
-    if passed and 0 < len(failed) <= MOST_AT_SECOND_TRY and not cases.is_cut_short:
+    if passed and 0 < cases.causes <= MOST_AT_SECOND_TRY and not cases.is_cut_short:
         status, more, retried = attempt(again, REPORTS / f"{stem}-again.xml")
         seconds += more
         second_try = failed & set(retried.passed)

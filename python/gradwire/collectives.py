@@ -222,6 +222,7 @@ class Begun(threading.Thread, Generic[_Result]):
         self.start()
 
     def run(self) -> None:
+        """What the thread does; start() has been called."""
         before, self._before = self._before, None
         if before is not None:
             before._has_ended.wait()

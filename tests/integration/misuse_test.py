@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import socket
 import subprocess
 import sys
 from pathlib import Path
 
 import gradwire
 import pytest
+from gradwire.launch.job import free_port
 from integration.processes import SCHEDULER, ByHand, Ended, clean_environment, run_to_the_end
 
 # Every case is a few lines of one script; a rank that gets an error prints it and goes on, so that one job tries all.
@@ -213,18 +213,12 @@ print(kv.rank, total.tolist())
 """
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
 def test_the_same_script_is_server_scheduler_and_worker(tmp_path: Path) -> None:
     job_variables = {
         "DMLC_NUM_WORKER": "2",
         "DMLC_NUM_SERVER": "1",
         "DMLC_PS_ROOT_URI": "127.0.0.1",
-        "DMLC_PS_ROOT_PORT": str(free_port()),
+        "DMLC_PS_ROOT_PORT": str(free_port("127.0.0.1")),
     }
     members = [("worker", 0), ("worker", 1), ("server", 0), SCHEDULER]  # workers first: they wait
     with ByHand(tmp_path, job_variables, servers=1) as job:

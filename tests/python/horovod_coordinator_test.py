@@ -95,11 +95,16 @@ def test_a_name_that_is_under_way_cannot_be_submitted_again_until_it_has_ended()
 
 
 def test_a_barrier_passes_while_another_name_waits() -> None:
+    seen = threading.Event()
+
     def body(rank: Rank) -> None:
         early = rank.submit("late") if rank.number == 0 else None
         rank.ask(Request("barrier", "1"))
         if early is not None:
             assert not early.done()
+            seen.set()
+        else:
+            await_event(seen, "rank 0's look")
         late = early or rank.submit("late")
         late.wait(rank.store)
 

@@ -83,6 +83,32 @@ def test_nothing_runs_again_where_much_fails(tmp_path: Path, monkeypatch: pytest
     assert (got.passed, got.failed, got.second_try) == (1, 2, [])
 
 
+def test_a_fixture_that_fails_is_one_cause(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many tests wanted what it makes."""
+    monkeypatch.setattr(run, "MOST_AT_SECOND_TRY", 1)
+    tests = """
+from pathlib import Path
+import pytest
+
+@pytest.fixture(scope="module")
+def cluster():
+    seen = Path(__file__).with_name("seen")
+    first = not seen.exists()
+    seen.touch()
+    if first:
+        raise TimeoutError("a port was taken")
+
+@pytest.mark.parametrize("number", range(3))
+def test_in_it(cluster, number):
+    pass
+
+def test_without_it():
+    pass
+"""
+    got = outcome(tmp_path, monkeypatch, tests)
+    assert (got.passed, got.failed, len(got.second_try)) == (4, 0, 3)
+
+
 def test_what_measures_time_runs_alone() -> None:
     beside, alone = run.python_suites(jobs=2, soak=False, places=["tests"])
     assert beside[1][11:] == run.beside_others(2)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import random
 import shlex
@@ -30,6 +31,7 @@ _MEETING_PORTS = (
     20_000,
     32_000,
 )  # of a host where nobody can look which is free; below those that systems hand out
+_TRIES = 100
 _SOME_ADDRESS = "0.0.0.0"  # of an interface, which is no loopback
 _CLOSED_SECONDS = 5.0  # ample: a closed connection is known to all within 2 s
 _NO_TIMEOUT = 7 * 86400.0  # seconds; for the rendezvous of servers that may never be wanted
@@ -556,6 +558,21 @@ def _meeting(placement: Placement, workers: int, servers: int, local: LocalHost)
 
 
 def free_port(address: str) -> int:
-    """Finds a port nobody listens on, for what cannot choose one itself. address: of this machine."""
-    with socket.create_server((address, 0)) as listener:
-        return int(listener.getsockname()[1])
+    """Finds a port nobody listens on, for what cannot choose one itself. The system hands none of these to connections,
+    one of which might have it before it is used.
+
+    Args:
+        address: of this machine.
+
+    Raises:
+        OSError: there is none, or the address is not this machine's.
+    """
+    for port in random.SystemRandom().sample(range(*_MEETING_PORTS), _TRIES):
+        try:
+            with socket.create_server((address, port)):
+                return port
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE:
+                raise
+    first, end = _MEETING_PORTS
+    raise OSError(errno.EADDRINUSE, f"{_TRIES} ports from {first} to {end - 1} at {address} are all in use")
