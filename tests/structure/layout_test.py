@@ -89,3 +89,20 @@ def test_comments_name_headers_that_exist() -> None:
 def test_a_planted_missing_header_is_found() -> None:
     assert missing_headers("// see wire/gone.h\nint x;", {"kvstore/wire/key.h"}) == ["wire/gone.h"]
     assert not missing_headers("// see wire/key.h and kvstore/wire/key.h", {"kvstore/wire/key.h"})
+
+
+def test_the_frame_fuzzer_has_all_that_its_parsers_include() -> None:
+    """It is linked by make soak alone, from files that CMakeLists.txt names."""
+    found = re.search(r"set\(parsers ([^)]+)\)", read(Path("CMakeLists.txt")))
+    assert found is not None
+    named = {f"transport/{name}" for name in found[1].split()}
+    paths = {str(path) for path in files()}
+    included = {
+        stem
+        for name in named
+        for source in (f"{name}.h", f"{name}.cpp")
+        if source in paths
+        for stem in re.findall(r'#include "(transport/[^"]+)\.h"', read(Path(source)))
+        if f"{stem}.cpp" in paths
+    }
+    assert included - named == set()
