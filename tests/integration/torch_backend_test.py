@@ -4,13 +4,10 @@ cases. What happens when a rank dies is tried without torchrun, which ends the o
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-from integration.processes import clean_environment
-from integration.torch_jobs import run_cases_by_torchrun
+from integration.torch_jobs import run_cases_by_torchrun, run_ranks_apart
 
 PROGRAM = Path(__file__).with_name("torch_backend_cases.py")
 DEATH = Path(__file__).with_name("torch_backend_death_worker.py")
@@ -32,23 +29,7 @@ def test_all_cases(workers: int, codec: str | None, tmp_path: Path) -> None:
 
 def ranks_of(tmp_path: Path, case: str, workers: int = 3, **variables: str) -> list[tuple[int, str]]:
     """Runs the program of deaths. Returns exit codes and what was written to stderr, by rank."""
-    processes = [
-        subprocess.Popen(
-            [sys.executable, str(DEATH), case, str(tmp_path / "store"), str(rank), str(workers)],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            env=clean_environment(tmp_path, variables),
-        )
-        for rank in range(workers)
-    ]
-    try:
-        texts = [process.communicate(timeout=240)[1] for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
-            process.wait()
-    return [(process.returncode, text) for process, text in zip(processes, texts, strict=True)]
+    return run_ranks_apart(DEATH, tmp_path, case, workers, variables)
 
 
 def test_an_error_that_ends_a_rank_is_named_by_the_others(tmp_path: Path) -> None:

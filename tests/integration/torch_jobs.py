@@ -48,6 +48,38 @@ def run_cases_by_torchrun(
     )
 
 
+def run_ranks_apart(
+    program: Path, folder: Path, word: str, workers: int, variables: Mapping[str, str] = MappingProxyType({})
+) -> list[tuple[int, str]]:
+    """Runs the ranks of a program as processes that no launcher ends when one of them dies: WORD FILE RANK RANKS.
+
+    Args:
+        folder: the home of what they write, and of the file by which they meet.
+        word: what they are to do.
+        workers: how many ranks.
+        variables: of the environment.
+
+    Returns: exit codes and what was written to stderr, by rank.
+    """
+    processes = [
+        subprocess.Popen(
+            [sys.executable, str(program), word, str(folder / "store"), str(rank), str(workers)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=clean_environment(folder, dict(variables)),
+        )
+        for rank in range(workers)
+    ]
+    try:
+        texts = [process.communicate(timeout=240)[1] for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+    return [(process.returncode, text) for process, text in zip(processes, texts, strict=True)]
+
+
 class CaseJob:
     """A program of cases as a job under `gradwire run`, which has ended.
 
