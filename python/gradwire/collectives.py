@@ -210,15 +210,13 @@ class Begun(threading.Thread, Generic[_Result]):
     """Collectives that run on a thread of their own. Collectives.begin() makes it."""
 
     def __init__(self, call: Callable[[], _Result], before: Begun[Any] | None) -> None:
-        super().__init__(
-            name="gradwire collectives", daemon=True
-        )  # a job that has failed may leave it waiting
+        # A daemon, since a job that has failed may leave it waiting.
+        super().__init__(name="gradwire collectives", daemon=True)
         self._call: Callable[[], _Result] | None = call
         self._before = before
         self._outcome: tuple[_Result] | BaseException | None = None
-        self._has_ended = (
-            threading.Event()
-        )  # join() that Ctrl-C has ended takes the thread for ended (Python 3.11)
+        # For join(): one that Ctrl-C has ended takes the thread for ended (Python 3.11).
+        self._has_ended = threading.Event()
         self.start()
 
     def run(self) -> None:

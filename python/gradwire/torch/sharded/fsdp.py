@@ -43,7 +43,8 @@ from gradwire.torch.distributed_checkpoint import by_rank, is_for_distributed_ch
 from gradwire.torch.exchange_options import enabled_scaler
 from gradwire.torch.process_group import require_alike, store_of
 from gradwire.torch.sharded.layout import parameter_groups, sharded_modules
-from gradwire.torch.sharded.scatter import CompressedReduceScatter, ScatteringBackward
+from gradwire.torch.sharded.scatter import CompressedReduceScatter
+from gradwire.torch.sharded.scattering_backward import ScatteringBackward
 
 _WHO = "gradwire.torch: compress_reduce_scatter"
 
@@ -88,25 +89,20 @@ def compress_reduce_scatter(
             f"{_WHO}: process_group is a {type(process_group).__name__}, expected a torch.distributed.ProcessGroup"
         )
     wanted = session.chosen(codec)
-    scaler, failure = None, None
+    spec, scaler, failure = "", None, None
     try:
-        session.parse_compression(wanted)
+        spec = session.parse_compression(wanted).spec
         scaler = enabled_scaler(grad_scaler)
     except (TypeError, ValueError) as error:  # the other ranks must hear of it
         failure = error
     group = process_group or dist.group.WORLD
     assert group is not None  # or no module could be sharded
-    require_alike(
-        _WHO,
-        [group],
-        {"codec": wanted, "grad_scaler": scaler is not None},
-        failure,
-    )
+    require_alike(_WHO, [group], {"codec": wanted, "grad_scaler": scaler is not None}, failure)
     store = store_of(process_group)
     backward = ScatteringBackward(store, functools.partial(_warn_of_left_out, weakref.ref(model)))
     scatters = {}
     for number, (name, module) in enumerate(modules.items()):
-        scatter = CompressedReduceScatter(store, wanted, number, module, name, backward, scaler)
+        scatter = CompressedReduceScatter(store, spec, number, module, name, backward, scaler)
         module.set_custom_reduce_scatter(scatter)
         scatters[name] = scatter
     return ReduceScatters(store, scatters)

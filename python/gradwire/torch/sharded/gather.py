@@ -25,7 +25,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch.distributed.fsdp._fully_shard._fsdp_api import AllGather
-from torch.distributed.fsdp._fully_shard._fsdp_collectives import DefaultAllGather
+from torch.distributed.fsdp._fully_shard._fsdp_collectives import DefaultAllGather, DefaultAllocMixin
 from torch.utils._python_dispatch import _disable_current_modes
 
 from gradwire.torch import session
@@ -54,17 +54,16 @@ def compress_all_gather(model: torch.nn.Module, codec: session.Wanted = "int8") 
         TypeError: codec has the wrong type.
     """
     modules = sharded_modules(_WHO, model).values()
-    groups = [group for module in modules for group in parameter_groups(module)]
+    groups = [(module, group) for module in modules for group in parameter_groups(module)]
     codes, failure = None, None
     try:
         codes = _codes(codec)
     except (TypeError, ValueError) as error:  # the other ranks must hear of it
         failure = error
-    require_alike(_WHO, _process_groups(groups), {"codec": codec}, failure)
+    require_alike(_WHO, _process_groups([group for _, group in groups]), {"codec": codec}, failure)
     assert codes is not None
-    for module in modules:
-        for group in parameter_groups(module):
-            module.set_custom_all_gather(CompressedAllGather(group, codes))
+    for module, group in groups:
+        module.set_custom_all_gather(CompressedAllGather(group, codes))
 
 
 def _process_groups(groups: Sequence[Any]) -> list[dist.ProcessGroup]:
@@ -99,19 +98,17 @@ class _Segment:
     Attributes:
         start: its first element.
         elements: how many.
-        is_matrix: it is encoded.
     """
 
     start: int
     elements: int
-    is_matrix: bool
 
     def of(self, given: torch.Tensor) -> torch.Tensor:
         """Args: given: (..., elements of all)."""
         return given[..., self.start : self.start + self.elements]
 
 
-class CompressedAllGather(AllGather):
+class CompressedAllGather(DefaultAllocMixin, AllGather):
     """Gathers the weights of one FSDP module."""
 
     def __init__(self, group: Any, codes: WeightCodes) -> None:
@@ -122,17 +119,16 @@ class CompressedAllGather(AllGather):
         """
         self._codes = codes
         self._exact = DefaultAllGather()
-        self._segments: list[_Segment] = []
+        self._matrices: list[_Segment] = []
+        self._vectors: list[_Segment] = []
         start = 0
         for parameter in group.fsdp_params:
-            elements = math.prod(parameter.padded_sharded_param_size)
-            is_matrix = len(parameter.sharded_param.shape) > 1 and elements > 0
-            self._segments.append(_Segment(start, elements, is_matrix))
-            start += elements
+            segment = _Segment(start, math.prod(parameter.padded_sharded_param_size))
+            start += segment.elements
+            if segment.elements:
+                is_matrix = len(parameter.sharded_param.shape) > 1
+                (self._matrices if is_matrix else self._vectors).append(segment)
         self._elements = start
-
-    def allocate(self, size: Sequence[Any], *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-        return torch.empty(*size, dtype=dtype, device=device)
 
     def __call__(
         self,
@@ -147,18 +143,16 @@ class CompressedAllGather(AllGather):
             output_tensor: (ranks * elements,).
             input_tensor: (elements,), of the same dtype; may be a part of it.
         """
-        matrices = [each for each in self._segments if each.is_matrix]
         is_plain = input_tensor.dtype in _ENCODED and input_tensor.numel() == self._elements
         if (
-            not matrices or not is_plain
-        ):  # of a subclass's own bytes, or of another mesh after the forward pass
+            not self._matrices or not is_plain
+        ):  # a subclass's own bytes, or another mesh after the forward pass
             return self._exact(output_tensor, input_tensor, group, async_op)
-        exact = [each.of(input_tensor) for each in self._segments if not each.is_matrix]
-        with (
-            _disable_current_modes()
-        ):  # a checkpoint that saves the script's operations would take ours for them
-            codes = self._codes.encode([each.of(input_tensor) for each in matrices])
-            given = torch.cat([codes, *(each.contiguous().view(torch.uint8) for each in exact)])
+        # A checkpoint that saves the script's operations would take ours for them.
+        with _disable_current_modes():
+            codes = self._codes.encode([each.of(input_tensor) for each in self._matrices])
+            exact = [each.of(input_tensor).contiguous().view(torch.uint8) for each in self._vectors]
+            given = torch.cat([codes, *exact])
             gathered = given.new_empty(group.size(), given.numel())
         # On a CPU nothing is in streams: the work is what lets the caller go on meanwhile.
         is_late = async_op or input_tensor.device.type == "cpu"
@@ -176,16 +170,15 @@ class CompressedAllGather(AllGather):
 
     def _read(self, gathered: torch.Tensor, output: torch.Tensor) -> None:
         """Writes (ranks, elements)."""
-        matrices = [each for each in self._segments if each.is_matrix]
-        sizes = [each.elements for each in matrices]
+        sizes = [each.elements for each in self._matrices]
         end = self._codes.payload_bytes(sizes)
-        for segment, values in zip(matrices, self._codes.decode(gathered[:, :end], sizes), strict=True):
+        decoded = self._codes.decode(gathered[:, :end], sizes)
+        for segment, values in zip(self._matrices, decoded, strict=True):
             segment.of(output).copy_(values)
-        for segment in self._segments:
-            if not segment.is_matrix and segment.elements:
-                count = segment.elements * output.element_size()
-                segment.of(output).copy_(gathered[:, end : end + count].contiguous().view(output.dtype))
-                end += count
+        for segment in self._vectors:
+            count = segment.elements * output.element_size()
+            segment.of(output).copy_(gathered[:, end : end + count].contiguous().view(output.dtype))
+            end += count
 
 
 class _Reading(dist.Work):

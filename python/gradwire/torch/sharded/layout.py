@@ -90,6 +90,19 @@ def read_layout(written: Mapping[str, Any]) -> Layout:
 
 
 def sharded_modules(who: str, model: torch.nn.Module) -> dict[str, FSDPModule]:
+    """As fsdp_modules().
+
+    Raises:
+        ValueError: there are none.
+    """
+    if not (found := fsdp_modules(who, model)):
+        raise ValueError(
+            f"{who}: no module of the model is an FSDPModule; call torch.distributed.fsdp.fully_shard(model) first"
+        )
+    return found
+
+
+def fsdp_modules(who: str, model: torch.nn.Module) -> dict[str, FSDPModule]:
     """Returns the FSDP modules of a model that have parameters of their own, by name.
 
     Args:
@@ -97,20 +110,14 @@ def sharded_modules(who: str, model: torch.nn.Module) -> dict[str, FSDPModule]:
 
     Raises:
         TypeError: it is no module.
-        ValueError: there are none.
     """
     if not isinstance(model, torch.nn.Module):
         raise TypeError(f"{who}: model is a {type(model).__name__}, expected a torch.nn.Module")
-    found = {
+    return {
         name: module
         for name, module in model.named_modules()
         if isinstance(module, FSDPModule) and parameter_groups(module)
     }
-    if not found:
-        raise ValueError(
-            f"{who}: no module of the model is an FSDPModule; call torch.distributed.fsdp.fully_shard(model) first"
-        )
-    return found
 
 
 def parameter_groups(module: FSDPModule) -> list[Any]:

@@ -121,7 +121,7 @@ class ModuleShards:
         )
 
     def becomes_gradients(self, output: torch.Tensor) -> bool:
-        """Whether p.grad will be views of what FSDP all-reduces; else it is copied, or added to what is there."""
+        """Whether p.grad will be views of what FSDP reduces; else it is copied, or added to what is there."""
         return output.dtype == self._group._orig_dtype and not any(
             shard.gradient is not None or shard.parameter.offload_to_cpu for shard in self.trained
         )

@@ -24,7 +24,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed.fsdp import FSDPModule
 
 from gradwire.kv import KVStore
 from gradwire.torch import session
@@ -32,7 +31,7 @@ from gradwire.torch.checkpoint import require_alone
 from gradwire.torch.distributed_checkpoint import by_rank, is_for_distributed_checkpoint, of_rank
 from gradwire.torch.exchange_options import GivenOptions, OnNonfinite
 from gradwire.torch.process_group import require_alike, store_of
-from gradwire.torch.sharded.layout import parameter_groups
+from gradwire.torch.sharded.layout import fsdp_modules, parameter_groups
 from gradwire.torch.sharded.module_shards import ModuleShards
 from gradwire.torch.sharded.replica_checkpoint import ReplicasPart
 from gradwire.torch.sharded.replica_exchange import ReplicaExchange
@@ -121,12 +120,9 @@ def _replicated(model: torch.nn.Module) -> list[tuple[str, Any]]:
         TypeError: it is no module.
         ValueError: there are none.
     """
-    if not isinstance(model, torch.nn.Module):
-        raise TypeError(f"{_WHO}: model is a {type(model).__name__}, expected a torch.nn.Module")
     found = [
         (name, group)
-        for name, module in model.named_modules()
-        if isinstance(module, FSDPModule)
+        for name, module in fsdp_modules(_WHO, model).items()
         for group in parameter_groups(module)
         if hasattr(group.mesh_info, "replicate_process_group")
     ]

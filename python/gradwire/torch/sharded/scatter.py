@@ -1,7 +1,6 @@
 """The reduce-scatter of one FSDP module, as torch calls it.
 
-The sum is made while backward() goes on; module_shards.py says where it goes then. At most two are on their way, since
-each keeps the gradients of its module. The next one first waits for the older.
+The sum is made while backward() goes on; module_shards.py says where it goes then.
 
 Threading: called from autograd's thread. Sums are encoded, sent and decoded on a thread of the store's collectives. A
 module's state is that thread's while its sum is on its way, and else autograd's.
@@ -9,7 +8,6 @@ module's state is that thread's while its sum is on its way, and else autograd's
 
 from __future__ import annotations
 
-import collections
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -20,19 +18,16 @@ import torch
 import torch.distributed as dist
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.fsdp._fully_shard._fsdp_api import ReduceScatter
+from torch.distributed.fsdp._fully_shard._fsdp_collectives import DefaultAllocMixin
 
 from gradwire import compress
-from gradwire.collectives import Begun
 from gradwire.gathered_sum import Met, encode, noted, read, warn_of_kept_rest, warn_of_nan_sum
 from gradwire.kv import KVStore
-from gradwire.torch import backward_pass, session
-from gradwire.torch.backward_pass import BackwardPass
 from gradwire.torch.elements import as_real, exchanged_dtype
-from gradwire.torch.process_group import naming_ranks
 from gradwire.torch.sharded.layout import Layout, TrainedParameters, parameter_groups, read_layout
-from gradwire.torch.sharded.module_shards import ModuleShards, Shard
+from gradwire.torch.sharded.module_shards import ModuleShards
+from gradwire.torch.sharded.scattering_backward import ScatteringBackward
 
-_MOST_ON_THEIR_WAY = 2
 _OTHER_OPS = (
     "expected SUM, AVG or PREMUL_SUM, which FSDP2 asks for; module.set_force_sum_reduction_for_comms(True) has it ask "
     "for SUM, whatever set_gradient_divide_factor() says"
@@ -64,13 +59,13 @@ class _State:
         return self.parked | self.layout.split(torch.from_numpy(np.stack(self.residuals)))
 
 
-class CompressedReduceScatter(ReduceScatter):
+class CompressedReduceScatter(DefaultAllocMixin, ReduceScatter):
     """Sums the gradients of one FSDP module, each rank's shard there."""
 
     def __init__(
         self,
         store: KVStore,
-        wanted: session.Wanted,
+        spec: str,
         number: int,
         module: FSDPModule,
         name: str,
@@ -80,7 +75,7 @@ class CompressedReduceScatter(ReduceScatter):
         """
         Args:
             store: its workers are the group's ranks.
-            wanted: the codec.
+            spec: the codec's.
             number: tells modules apart, the same on all ranks.
             module: whose gradients they are; it has parameters of its own.
             name: of the module, for error texts.
@@ -88,8 +83,8 @@ class CompressedReduceScatter(ReduceScatter):
             grad_scaler: scales the loss, or None.
         """
         self._store = store
-        self._spec = session.parse_compression(wanted).spec
-        self._codec = compress.make(self._spec)
+        self._spec = spec
+        self._codec = compress.make(spec)
         self._number = number
         self._module = module
         self._trained = TrainedParameters(module, store.num_workers)
@@ -107,9 +102,6 @@ class CompressedReduceScatter(ReduceScatter):
         """Has parameters that get no gradient take part, with zeros: what is left of them is told apart by place."""
         if hasattr(self._module, "set_reduce_scatter_unused_params"):
             self._module.set_reduce_scatter_unused_params(True, recurse=False)
-
-    def allocate(self, size: Sequence[Any], *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-        return torch.empty(*size, dtype=dtype, device=device)
 
     def __call__(
         self,
@@ -338,138 +330,6 @@ class CompressedReduceScatter(ReduceScatter):
             rank=self._store.rank,
             step=state.step,
         )
-
-
-@dataclass
-class _Sum:
-    """One that is on its way.
-
-    Attributes:
-        begun: makes it.
-        target: where it is to be copied.
-        runs: parts of target that are to be added to gradients then.
-    """
-
-    begun: Begun[torch.Tensor]
-    target: torch.Tensor
-    runs: Sequence[tuple[Shard, torch.Tensor]]
-
-
-class ScatteringBackward:
-    """What the modules of a model share of one backward(): sums on their way, when it is over, and whether any of them
-    met a NaN.
-    """
-
-    sync = True  # as a Listener of BackwardPass
-
-    def __init__(self, store: KVStore, on_first_end: Callable[[], None] = lambda: None) -> None:
-        """
-        Args:
-            store: its workers are the group's ranks.
-            on_first_end: called when the first backward() is over. Default: nothing.
-        """
-        self._store = store
-        self._on_first_end: Callable[[], None] | None = on_first_end
-        self._pass = BackwardPass(self, store, after_callbacks=True)
-        self._entered: set[CompressedReduceScatter] = set()
-        self._sums: collections.deque[_Sum] = collections.deque()
-        self._vetoed = False
-        self._has_failed = False
-        self._is_outside = False
-
-    def enter(self, scatter: CompressedReduceScatter) -> bool:
-        """Has it hear the end of the backward() that runs.
-
-        Returns: False: none runs. torch's pipelines reduce gradients after their backward passes, and look at them at
-            once. These reductions are over when the next begin: settle().
-        """
-        is_in_backward = backward_pass.is_running()
-        if is_in_backward:
-            self._pass.enter()
-        elif not self._is_outside or scatter in self._entered:
-            self.settle()
-            self._is_outside = True
-        self._entered.add(scatter)
-        return is_in_backward
-
-    def begin(
-        self,
-        total: Callable[[], torch.Tensor],
-        target: torch.Tensor,
-        runs: Sequence[tuple[Shard, torch.Tensor]] = (),
-    ) -> None:
-        """Begins to make a sum. A collective.
-
-        Args:
-            total: returns it; runs on the thread of the store's collectives.
-            target: where it is to be copied.
-            runs: parts of target that are to be added to gradients then.
-        """
-        while len(self._sums) >= _MOST_ON_THEIR_WAY:
-            self._take_in_oldest()
-        self._sums.append(_Sum(self._store.collectives.begin(total), target, runs))
-
-    def take_in(self) -> None:
-        """Waits for the sums that are on their way, and writes them where they belong."""
-        while self._sums:
-            self._take_in_oldest()
-
-    @torch.no_grad()
-    def _take_in_oldest(self) -> None:
-        with naming_ranks(self._store):
-            total = self._sums[0].begun.result()
-        done = self._sums.popleft()
-        done.target.copy_(total.view_as(done.target))
-        for shard, run in done.runs:
-            shard.add(run)
-
-    def veto(self) -> None:
-        """Takes back what all of them do in it."""
-        self._vetoed = True
-
-    def settle(self) -> None:
-        """Ends what has had no end: reductions outside a backward(), or a backward() that has failed. It may have
-        failed on this rank alone: the others, who have had the same reduce-scatters and the same vetoes, keep or take
-        back the same, and the scales that all have agreed stay alike. Its gradients are of no use, and may be others'
-        by now.
-        """
-        if not self._has_failed and not self._is_outside:
-            return
-        self._has_failed = self._is_outside = False
-        for each in self._sums:
-            each.begun.wait()
-        self._sums.clear()
-        self._end()
-
-    def _end(self) -> None:
-        """Has the modules keep what they have left, or take it back."""
-        for scatter in self._entered:
-            scatter.end_backward(vetoed=self._vetoed)
-        self._entered.clear()
-        self._vetoed = False
-
-    def on_backward_begin(self) -> None:
-        """Ends what has had no end, before the next one's first sum."""
-        self.settle()
-
-    def on_backward_end(self) -> None:
-        """Nothing is to be done: all is being sent."""
-
-    def on_all_sent(self) -> None:
-        """Waits for all sums."""
-        try:
-            self.take_in()
-        except BaseException:
-            self._has_failed = True
-            raise
-        self._end()
-        if (on_first_end := self._on_first_end) is not None:
-            self._on_first_end = None
-            on_first_end()
-
-    def on_backward_failed(self) -> None:
-        """Does not wait: this may be any thread, at any time."""
-        self._has_failed = True
 
 
 def _on_host(tensor: torch.Tensor) -> tuple[torch.Tensor, Callable[[], object]]:
