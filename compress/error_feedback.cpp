@@ -162,7 +162,7 @@ void ErrorFeedback::keep_velocity(std::span<const float> grad, Payload sent) {
 
 Encoded ErrorFeedback::encode_narrow(std::span<const float> given, std::span<const UnitScale> scales,
                                      std::span<std::byte> out, const Position& position) {
-  if (fused() != nullptr) return fused()->encode_bf16(given, state_.narrow, out);
+  if (fused() != nullptr) return fused()->encode_bf16(given, state_.narrow, out, position);
   widen(options_.residual, state_.narrow, widened_);
   const Encoded encoded = codec_.encode(given, widened_, scales, out, position);
   narrow(options_.residual, widened_, state_.narrow);

@@ -1,6 +1,7 @@
 #include "compress/block/block_codec.h"
 
 #include "compress/block/block_kernels.h"
+#include "compress/payload/payloads.h"
 #include "compress/payload/scales.h"
 
 namespace gradwire::compress {
@@ -25,6 +26,20 @@ bool BlockCodec::encode_run(const float* grad, float* residual, const Run& run, 
   }
   const Dither dither{*form_.seed, *position};
   return block::encode(form_.code, form_.block, grad, residual, run.length, scales, codes, &dither);
+}
+
+Encoded BlockCodec::encode_bf16(std::span<const float> grad, std::span<std::byte> residual,
+                                std::span<std::byte> out, const Position& position) const {
+  const std::size_t bytes = max_encoded_size(grad.size());
+  expect_bf16_spans(name(), grad.size(), residual.size(), out.size(), bytes);
+  std::byte* const codes = out.data() + code_offset(0, grad.size());
+  if (!form_.seed) {
+    return {bytes, block::encode_bf16(form_.code, form_.block, grad.data(), residual.data(), grad.size(),
+                                      out.data(), codes)};
+  }
+  const Dither dither{*form_.seed, position};
+  return {bytes, block::encode_bf16(form_.code, form_.block, grad.data(), residual.data(), grad.size(),
+                                    out.data(), codes, &dither)};
 }
 
 void BlockCodec::decode_run(Payload payload, const Run& run, bool add, float* out) const {

@@ -10,6 +10,7 @@
 
 #include "compress/block/block_scalar.h"
 #include "compress/dense/float_sum_codec.h"
+#include "compress/payload/bf16_residuals.h"
 #include "compress/payload/codec_entry.h"
 
 namespace gradwire::compress {
@@ -21,7 +22,7 @@ struct BlockForm {
   std::optional<std::uint32_t> seed;  ///< a worker rounds integers by chance, drawn with this, not to nearest
 };
 
-class BlockCodec final : public FloatSumCodec {
+class BlockCodec final : public FloatSumCodec, public Bf16Residuals {
  public:
   /// name must outlive the codec; parameters and wire say what made it. Requires form.block a power of two in
   /// [block::kLeastBlock, block::kMostBlock], with a seed at least Dither::kGroup.
@@ -36,6 +37,9 @@ class BlockCodec final : public FloatSumCodec {
   CodecSpec spec() const override { return {std::string(name()), parameters_}; }
   std::size_t max_encoded_size(std::size_t elements) const noexcept override;
   const BlockForm& form() const noexcept { return form_; }
+  const Bf16Residuals* bf16_residuals() const noexcept override { return this; }
+  Encoded encode_bf16(std::span<const float> grad, std::span<std::byte> residual, std::span<std::byte> out,
+                      const Position& position) const override;
 
  private:
   bool encode_run(const float* grad, float* residual, const Run& run, const Position* position,

@@ -11,6 +11,7 @@
 #include "hwy/foreach_target.h"  // IWYU pragma: keep
 #include "hwy/highway.h"
 // For each target, so behind foreach_target.h.
+#include "compress/dense/residuals_inl.h"
 #include "compress/payload/lane_sums_inl.h"
 #include "compress/stochastic/dither_inl.h"
 
@@ -23,6 +24,11 @@ namespace HWY_NAMESPACE {
 bool Encode(Code code, std::size_t block, const float* grad, float* residual, std::size_t elements,
             std::byte* scales, std::byte* codes, const Dither* dither) {
   return encode_scalar(code, block, grad, residual, elements, scales, codes, dither);
+}
+
+bool EncodeBf16(Code code, std::size_t block, const float* grad, std::byte* residual, std::size_t elements,
+                std::byte* scales, std::byte* codes, const Dither* dither) {
+  return encode_bf16_scalar(code, block, grad, residual, elements, scales, codes, dither);
 }
 
 void Decode(Code code, std::size_t block, const std::byte* scales, const std::byte* codes,
@@ -44,6 +50,9 @@ using Fours = hn::CappedTag<std::uint32_t, kLeastBlock / 4>;
 using FourQuarters = hn::Rebind<std::uint8_t, Fours>;
 using FloatVector = hn::Vec<Floats>;
 using BitVector = hn::Vec<Bits>;
+using dense::HWY_NAMESPACE::Bf16Residual;
+using dense::HWY_NAMESPACE::Fp32Residual;
+using dense::HWY_NAMESPACE::NoResidual;
 
 constexpr std::size_t kLanes = hn::MaxLanes(Floats());
 constexpr std::size_t kPairLanes = hn::MaxLanes(Pairs());
@@ -200,9 +209,9 @@ HWY_INLINE void UnpackQuarters(const std::byte* HWY_RESTRICT packed, std::size_t
 
 /// Writes x = residual + grad of one whole block to `x` and returns the bits of the largest |x|, where NaN is
 /// above infinity. sum gets the sum of |x|, if kSum.
-template <bool kResidual, bool kSum>
-HWY_INLINE std::uint32_t Gather(const float* HWY_RESTRICT grad, const float* HWY_RESTRICT residual,
-                                std::size_t block, float* HWY_RESTRICT x, float& sum) {
+template <bool kSum, class Residual>
+HWY_INLINE std::uint32_t Gather(const float* HWY_RESTRICT grad, Residual residual, std::size_t block,
+                                float* HWY_RESTRICT x, float& sum) {
   constexpr std::size_t kVectors = kSum ? kSumVectors : 1;
   const Floats d;
   auto most = hn::Zero(Ints());
@@ -214,9 +223,9 @@ HWY_INLINE std::uint32_t Gather(const float* HWY_RESTRICT grad, const float* HWY
       if (i >= block) break;  // a block of fewer elements than lanes
       hwy::Prefetch(grad + i + kAhead);
       FloatVector v = hn::LoadU(d, grad + i);
-      if constexpr (kResidual) {
-        hwy::Prefetch(residual + i + kAhead);
-        v = hn::Add(hn::LoadU(d, residual + i), v);
+      if constexpr (Residual::kIsThere) {
+        residual.Prefetch(i + kAhead);
+        v = hn::Add(residual.Load(i), v);
       }
       hn::Store(v, d, x + i);
       most = hn::Max(most, hn::BitCast(Ints(), hn::Abs(v)));
@@ -248,9 +257,9 @@ HWY_INLINE float ScaleBySums(const float* HWY_RESTRICT x, std::size_t length, co
 }
 
 /// Writes the codes of one whole block, one a byte, and keeps x - sent.
-template <Code kCode, bool kResidual>
+template <Code kCode, class Residual>
 HWY_INLINE void Quantise(const float* HWY_RESTRICT x, float scale, std::size_t block,
-                         std::uint8_t* HWY_RESTRICT codes, float* HWY_RESTRICT residual) {
+                         std::uint8_t* HWY_RESTRICT codes, Residual residual) {
   const Floats d;
   const FloatVector by_scale = hn::Set(d, scale);
   const FloatVector by_inverse = hn::Set(d, inverse_of(scale));
@@ -258,9 +267,7 @@ HWY_INLINE void Quantise(const float* HWY_RESTRICT x, float scale, std::size_t b
     const FloatVector v = hn::Load(d, x + i);
     const BitVector code = CodesOf<kCode>(hn::Mul(v, by_inverse));
     hn::StoreU(hn::TruncateTo(Quarters(), code), Quarters(), codes + i);
-    if constexpr (kResidual) {
-      hn::StoreU(hn::Sub(v, hn::Mul(ValuesOf<kCode>(code), by_scale)), d, residual + i);
-    }
+    if constexpr (Residual::kIsThere) residual.Store(hn::Sub(v, hn::Mul(ValuesOf<kCode>(code), by_scale)), i);
   }
 }
 
@@ -278,9 +285,9 @@ HWY_INLINE BitVector DitheredCodesOf(FloatVector scaled, FloatVector uniform) {
 }
 
 /// Quantise() by chance; the block begins at `first` after the dither's position.
-template <Code kCode, bool kResidual>
+template <Code kCode, class Residual>
 void QuantiseDithered(const float* HWY_RESTRICT x, float scale, std::size_t block, const Dither& dither,
-                      std::size_t first, std::uint8_t* HWY_RESTRICT codes, float* HWY_RESTRICT residual) {
+                      std::size_t first, std::uint8_t* HWY_RESTRICT codes, Residual residual) {
   const Floats d;
   const FloatVector by_scale = hn::Set(d, scale);
   const FloatVector by_inverse = hn::Set(d, inverse_of(scale));
@@ -295,26 +302,43 @@ void QuantiseDithered(const float* HWY_RESTRICT x, float scale, std::size_t bloc
     const FloatVector uniform = compress::HWY_NAMESPACE::UniformsOf(hn::Load(Bits(), words + within));
     const BitVector code = DitheredCodesOf<kCode>(hn::Mul(v, by_inverse), uniform);
     hn::StoreU(hn::TruncateTo(Quarters(), code), Quarters(), codes + i);
-    if constexpr (kResidual) {
-      hn::StoreU(hn::Sub(v, hn::Mul(ValuesOf<kCode>(code), by_scale)), d, residual + i);
-    }
+    if constexpr (Residual::kIsThere) residual.Store(hn::Sub(v, hn::Mul(ValuesOf<kCode>(code), by_scale)), i);
   }
 }
 
-template <Code kCode, bool kResidual>
-bool EncodeBlocks(std::size_t block, const float* grad, float* residual, std::size_t elements,
+/// Blocks that are not whole, or hold what is not finite.
+template <Code kCode>
+bool EncodeByElement(std::size_t block, const float* grad, NoResidual, std::size_t elements,
+                     std::byte* scales, std::byte* codes, const Dither* dither, std::size_t first) {
+  return encode_scalar(kCode, block, grad, nullptr, elements, scales, codes, dither, first);
+}
+
+template <Code kCode>
+bool EncodeByElement(std::size_t block, const float* grad, Fp32Residual residual, std::size_t elements,
+                     std::byte* scales, std::byte* codes, const Dither* dither, std::size_t first) {
+  return encode_scalar(kCode, block, grad, residual.at, elements, scales, codes, dither, first);
+}
+
+template <Code kCode>
+bool EncodeByElement(std::size_t block, const float* grad, Bf16Residual residual, std::size_t elements,
+                     std::byte* scales, std::byte* codes, const Dither* dither, std::size_t first) {
+  return encode_bf16_scalar(kCode, block, grad, residual.at, elements, scales, codes, dither, first);
+}
+
+template <Code kCode, class Residual>
+bool EncodeBlocks(std::size_t block, const float* grad, Residual residual, std::size_t elements,
                   std::byte* scales, std::byte* codes, const Dither* dither) {
   alignas(64) float x[kMostBlock];
   alignas(64) std::uint8_t bytes[kMostBlock];
   bool nonfinite = false;
   std::size_t i = 0;
   for (; i + block <= elements; i += block, scales += scale_bytes(kCode)) {
-    float* const kept = kResidual ? residual + i : nullptr;
+    const Residual kept = residual.from(i);
     std::byte* const to = codes + code_bytes(kCode, i);
     float sum = 0;
-    const std::uint32_t most = Gather<kResidual, scales_by_sums(kCode)>(grad + i, kept, block, x, sum);
+    const std::uint32_t most = Gather<scales_by_sums(kCode)>(grad + i, kept, block, x, sum);
     if (HWY_UNLIKELY(most >= kInfinityBits)) {
-      nonfinite |= encode_block_scalar(kCode, grad + i, kept, block, scales, to, dither, i);
+      nonfinite |= EncodeByElement<kCode>(block, grad + i, kept, block, scales, to, dither, i);
       continue;
     }
     const auto largest_x = std::bit_cast<float>(most);
@@ -323,24 +347,16 @@ bool EncodeBlocks(std::size_t block, const float* grad, float* residual, std::si
     store_scale(kCode, scale, scales);
     auto* const target = code_bits(kCode) == 8 ? reinterpret_cast<std::uint8_t*>(to) : bytes;
     if (!is_integer(kCode) || dither == nullptr) {
-      Quantise<kCode, kResidual>(x, scale, block, target, kept);
+      Quantise<kCode>(x, scale, block, target, kept);
     } else {
-      QuantiseDithered<kCode, kResidual>(x, scale, block, *dither, i, target, kept);
+      QuantiseDithered<kCode>(x, scale, block, *dither, i, target, kept);
     }
     if constexpr (code_bits(kCode) == 4) PackHalves(bytes, block, to);
     if constexpr (code_bits(kCode) == 2) PackQuarters(bytes, block, to);
   }
-  return encode_scalar(kCode, block, grad + i, kResidual ? residual + i : nullptr, elements - i, scales,
-                       codes + code_bytes(kCode, i), dither, i) ||
+  return EncodeByElement<kCode>(block, grad + i, residual.from(i), elements - i, scales,
+                                codes + code_bytes(kCode, i), dither, i) ||
          nonfinite;
-}
-
-template <Code kCode>
-bool EncodeAs(std::size_t block, const float* grad, float* residual, std::size_t elements, std::byte* scales,
-              std::byte* codes, const Dither* dither) {
-  return residual == nullptr
-             ? EncodeBlocks<kCode, false>(block, grad, residual, elements, scales, codes, dither)
-             : EncodeBlocks<kCode, true>(block, grad, residual, elements, scales, codes, dither);
 }
 
 /// Writes or adds the values of one whole block's codes, which lie in a byte each.
@@ -383,22 +399,35 @@ void DecodeAs(std::size_t block, const std::byte* scales, const std::byte* codes
   }
 }
 
-bool Encode(Code code, std::size_t block, const float* grad, float* residual, std::size_t elements,
-            std::byte* scales, std::byte* codes, const Dither* dither) {
+template <class Residual>
+bool EncodeWith(Code code, std::size_t block, const float* grad, Residual residual, std::size_t elements,
+                std::byte* scales, std::byte* codes, const Dither* dither) {
   switch (code) {
     case Code::kInt4:
-      return EncodeAs<Code::kInt4>(block, grad, residual, elements, scales, codes, dither);
+      return EncodeBlocks<Code::kInt4>(block, grad, residual, elements, scales, codes, dither);
     case Code::kE4m3:
-      return EncodeAs<Code::kE4m3>(block, grad, residual, elements, scales, codes, nullptr);
+      return EncodeBlocks<Code::kE4m3>(block, grad, residual, elements, scales, codes, nullptr);
     case Code::kE5m2:
-      return EncodeAs<Code::kE5m2>(block, grad, residual, elements, scales, codes, nullptr);
+      return EncodeBlocks<Code::kE5m2>(block, grad, residual, elements, scales, codes, nullptr);
     case Code::kNf2:
-      return EncodeAs<Code::kNf2>(block, grad, residual, elements, scales, codes, nullptr);
+      return EncodeBlocks<Code::kNf2>(block, grad, residual, elements, scales, codes, nullptr);
     case Code::kNf4:
-      return EncodeAs<Code::kNf4>(block, grad, residual, elements, scales, codes, nullptr);
+      return EncodeBlocks<Code::kNf4>(block, grad, residual, elements, scales, codes, nullptr);
     default:
-      return EncodeAs<Code::kInt8>(block, grad, residual, elements, scales, codes, dither);
+      return EncodeBlocks<Code::kInt8>(block, grad, residual, elements, scales, codes, dither);
   }
+}
+
+bool Encode(Code code, std::size_t block, const float* grad, float* residual, std::size_t elements,
+            std::byte* scales, std::byte* codes, const Dither* dither) {
+  if (residual == nullptr)
+    return EncodeWith(code, block, grad, NoResidual(), elements, scales, codes, dither);
+  return EncodeWith(code, block, grad, Fp32Residual{residual}, elements, scales, codes, dither);
+}
+
+bool EncodeBf16(Code code, std::size_t block, const float* grad, std::byte* residual, std::size_t elements,
+                std::byte* scales, std::byte* codes, const Dither* dither) {
+  return EncodeWith(code, block, grad, Bf16Residual{residual}, elements, scales, codes, dither);
 }
 
 void Decode(Code code, std::size_t block, const std::byte* scales, const std::byte* codes,
@@ -429,11 +458,17 @@ HWY_AFTER_NAMESPACE();
 namespace gradwire::compress::block {
 
 HWY_EXPORT(Encode);
+HWY_EXPORT(EncodeBf16);
 HWY_EXPORT(Decode);
 
 bool encode(Code code, std::size_t block, const float* grad, float* residual, std::size_t elements,
             std::byte* scales, std::byte* codes, const Dither* dither) noexcept {
   return HWY_DYNAMIC_DISPATCH(Encode)(code, block, grad, residual, elements, scales, codes, dither);
+}
+
+bool encode_bf16(Code code, std::size_t block, const float* grad, std::byte* residual, std::size_t elements,
+                 std::byte* scales, std::byte* codes, const Dither* dither) noexcept {
+  return HWY_DYNAMIC_DISPATCH(EncodeBf16)(code, block, grad, residual, elements, scales, codes, dither);
 }
 
 void decode(Code code, std::size_t block, const std::byte* scales, const std::byte* codes,

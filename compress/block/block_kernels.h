@@ -14,6 +14,10 @@ namespace gradwire::compress::block {
 bool encode(Code code, std::size_t block, const float* grad, float* residual, std::size_t elements,
             std::byte* scales, std::byte* codes, const Dither* dither = nullptr) noexcept;
 
+/// As encode_bf16_scalar(). Requires the same.
+bool encode_bf16(Code code, std::size_t block, const float* grad, std::byte* residual, std::size_t elements,
+                 std::byte* scales, std::byte* codes, const Dither* dither = nullptr) noexcept;
+
 /// As decode_scalar(). Requires block as encode().
 void decode(Code code, std::size_t block, const std::byte* scales, const std::byte* codes,
             std::size_t elements, bool add, float* out) noexcept;

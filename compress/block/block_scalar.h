@@ -276,6 +276,24 @@ inline bool encode_scalar(Code code, std::size_t block, const float* grad, float
   return nonfinite;
 }
 
+/// The same with a residual in bfloat16, 2 bytes an element, which is widened before and rounded after.
+inline bool encode_bf16_scalar(Code code, std::size_t block, const float* grad, std::byte* residual,
+                               std::size_t elements, std::byte* scales, std::byte* codes,
+                               const Dither* dither = nullptr, std::size_t first = 0) noexcept {
+  std::array<float, kMostBlock> kept;
+  bool nonfinite = false;
+  for (std::size_t i = 0; i < elements; i += block, scales += scale_bytes(code)) {
+    const std::size_t length = std::min(block, elements - i);
+    for (std::size_t j = 0; j < length; ++j)
+      kept[j] = dense::float_from_bf16(load<std::uint16_t>(residual + 2 * (i + j)));
+    nonfinite |= encode_block_scalar(code, grad + i, kept.data(), length, scales, codes + code_bytes(code, i),
+                                     dither, first + i);
+    for (std::size_t j = 0; j < length; ++j)
+      store(dense::bf16_from_float(kept[j]), residual + 2 * (i + j));
+  }
+  return nonfinite;
+}
+
 /// Writes code * scale to out, or adds it.
 inline void decode_scalar(Code code, std::size_t block, const std::byte* scales, const std::byte* codes,
                           std::size_t elements, bool add, float* out) noexcept {

@@ -31,6 +31,13 @@ Encoded DenseCodec::encode(std::span<const float> grad, std::span<float> residua
   return {bytes, dense::encode(format_, grad.data(), data_or_null(residual), grad.size(), out.data())};
 }
 
+Encoded DenseCodec::encode_bf16(std::span<const float> grad, std::span<std::byte> residual,
+                                std::span<std::byte> out, const Position&) const {
+  const std::size_t bytes = max_encoded_size(grad.size());
+  expect_bf16_spans(name_, grad.size(), residual.size(), out.size(), bytes);
+  return {bytes, dense::encode_bf16(format_, grad.data(), residual.data(), grad.size(), out.data())};
+}
+
 void DenseCodec::decode_sum(std::span<const Payload> payloads, std::span<float> out) const {
   expect_ways(name_, payloads.size());
   expect_payload_bytes(name_, payloads, max_encoded_size(out.size()), out.size());

@@ -5,10 +5,11 @@
 
 #include "compress/codec.h"
 #include "compress/dense/dense_scalar.h"
+#include "compress/payload/bf16_residuals.h"
 
 namespace gradwire::compress {
 
-class DenseCodec final : public Codec {
+class DenseCodec final : public Codec, public Bf16Residuals {
  public:
   /// name must outlive the codec.
   DenseCodec(std::string_view name, WireId wire_id, dense::Format format) noexcept
@@ -22,10 +23,13 @@ class DenseCodec final : public Codec {
   bool has_exact_reply() const noexcept override { return false; }
   bool agrees_scales() const noexcept override { return false; }
   bool concatenates() const noexcept override { return true; }
+  const Bf16Residuals* bf16_residuals() const noexcept override { return lossy() ? this : nullptr; }
 
   std::size_t max_encoded_size(std::size_t elements) const noexcept override;
   Encoded encode(std::span<const float> grad, std::span<float> residual, std::span<const UnitScale> scales,
                  std::span<std::byte> out, const Position& position) const override;
+  Encoded encode_bf16(std::span<const float> grad, std::span<std::byte> residual, std::span<std::byte> out,
+                      const Position& position) const override;
   void decode_sum(std::span<const Payload> payloads, std::span<float> out) const override;
   void validate(Payload payload, std::size_t elements) const override;
   std::size_t max_reply_size(std::size_t elements, std::size_t ways, ReplyKind kind) const noexcept override;

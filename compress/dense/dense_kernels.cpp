@@ -8,6 +8,8 @@
 #include "hwy/cache_control.h"
 #include "hwy/foreach_target.h"  // IWYU pragma: keep
 #include "hwy/highway.h"
+// For each target, so behind foreach_target.h.
+#include "compress/dense/residuals_inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace gradwire::compress::dense {
@@ -17,6 +19,10 @@ namespace HWY_NAMESPACE {
 
 bool Encode(Format format, const float* grad, float* residual, std::size_t elements, std::byte* out) {
   return encode_scalar(format, grad, residual, elements, out);
+}
+
+bool EncodeBf16(Format format, const float* grad, std::byte* residual, std::size_t elements, std::byte* out) {
+  return encode_bf16_scalar(format, grad, residual, elements, out);
 }
 
 bool Sum(Format format, std::span<const Payload> payloads, std::size_t offset, std::size_t elements,
@@ -44,67 +50,81 @@ using BitVector = hn::Vec<Bits>;
 
 HWY_INLINE BitVector Splat(std::uint32_t value) { return hn::Set(Bits(), value); }
 
-HWY_INLINE BitVector F16FromFloat(BitVector magnitude) {
-  magnitude = hn::Min(magnitude, Splat(kF16LargestBits));
-  const BitVector odd = hn::And(hn::ShiftRight<13>(magnitude), Splat(1));
-  const BitVector normal = hn::ShiftRight<13>(hn::Add(hn::Add(magnitude, Splat(0xfffu - kF16Rebias)), odd));
-  const FloatVector small = hn::Add(hn::BitCast(Floats(), magnitude), hn::Set(Floats(), 0.5f));
-  const BitVector subnormal = hn::Sub(hn::BitCast(Bits(), small), Splat(kHalfBits));
-  return hn::IfThenElse(hn::Lt(magnitude, Splat(kF16SmallestNormal)), subnormal, normal);
+HWY_INLINE BitVector LoadHalf(const std::byte* from) {
+  return hn::PromoteTo(Bits(), hn::LoadU(Halves(), reinterpret_cast<const std::uint16_t*>(from)));
 }
 
-HWY_INLINE BitVector FloatFromF16(BitVector magnitude) {
+/// Writes sixteen bits of a lane: magnitude, and the sign of x.
+HWY_INLINE BitVector StoreHalf(BitVector magnitude, FloatVector x, std::byte* to) {
+  const BitVector half =
+      hn::Or(magnitude, hn::ShiftRight<16>(hn::And(hn::BitCast(Bits(), x), Splat(kSignBit))));
+  hn::StoreU(hn::DemoteTo(Halves(), hn::BitCast(Ints(), half)), Halves(),
+             reinterpret_cast<std::uint16_t*>(to));
+  return half;
+}
+
+// Processors that convert to binary16, to nearest even. For others, Highway's own code truncates.
+#if HWY_ARCH_X86 && HWY_TARGET <= HWY_AVX2
+
+using Float16s = hn::Rebind<hwy::float16_t, Floats>;
+
+HWY_INLINE FloatVector LoadF16(const std::byte* from) {
+  const auto half = hn::LoadU(Halves(), reinterpret_cast<const std::uint16_t*>(from));
+  return hn::PromoteTo(Floats(), hn::BitCast(Float16s(), half));
+}
+
+HWY_INLINE FloatVector StoreF16(FloatVector x, std::byte* to) {
+  const FloatVector largest = hn::Set(Floats(), std::bit_cast<float>(kF16LargestBits));
+  const auto half = hn::DemoteTo(Float16s(), hn::Clamp(x, hn::Neg(largest), largest));
+  hn::StoreU(hn::BitCast(Halves(), half), Halves(), reinterpret_cast<std::uint16_t*>(to));
+  return hn::PromoteTo(Floats(), half);
+}
+
+#else
+
+HWY_INLINE FloatVector FloatFromF16(BitVector half) {
+  const BitVector magnitude = hn::And(half, Splat(0x7fff));
   const FloatVector small = hn::BitCast(Floats(), hn::Or(magnitude, Splat(kHalfBits)));
   const BitVector subnormal = hn::BitCast(Bits(), hn::Sub(small, hn::Set(Floats(), 0.5f)));
   const BitVector normal = hn::Add(hn::ShiftLeft<13>(magnitude), Splat(kF16Rebias));
   const BitVector special = hn::IfThenElseZero(hn::Gt(magnitude, Splat(0x7bff)), Splat(kF16Rebias));
-  return hn::IfThenElse(hn::Lt(magnitude, Splat(0x400)), subnormal, hn::Add(normal, special));
+  const BitVector bits =
+      hn::IfThenElse(hn::Lt(magnitude, Splat(0x400)), subnormal, hn::Add(normal, special));
+  return hn::BitCast(Floats(), hn::Or(bits, hn::ShiftLeft<16>(hn::And(half, Splat(0x8000)))));
 }
 
-HWY_INLINE BitVector Bf16FromFloat(BitVector magnitude) {
-  const BitVector odd = hn::And(hn::ShiftRight<16>(magnitude), Splat(1));
-  return hn::Min(hn::ShiftRight<16>(hn::Add(hn::Add(magnitude, Splat(0x7fff)), odd)), Splat(kBf16Largest));
+HWY_INLINE FloatVector LoadF16(const std::byte* from) { return FloatFromF16(LoadHalf(from)); }
+
+HWY_INLINE FloatVector StoreF16(FloatVector x, std::byte* to) {
+  const BitVector magnitude = hn::Min(hn::BitCast(Bits(), hn::Abs(x)), Splat(kF16LargestBits));
+  const BitVector odd = hn::And(hn::ShiftRight<13>(magnitude), Splat(1));
+  const BitVector normal = hn::ShiftRight<13>(hn::Add(hn::Add(magnitude, Splat(0xfffu - kF16Rebias)), odd));
+  const FloatVector small = hn::Add(hn::BitCast(Floats(), magnitude), hn::Set(Floats(), 0.5f));
+  const BitVector subnormal = hn::Sub(hn::BitCast(Bits(), small), Splat(kHalfBits));
+  const BitVector rounded = hn::IfThenElse(hn::Lt(magnitude, Splat(kF16SmallestNormal)), subnormal, normal);
+  return FloatFromF16(StoreHalf(rounded, x, to));
 }
 
-/// Widens sixteen-bit patterns, sign in bit 15, to floats.
-template <Format kFormat>
-HWY_INLINE FloatVector Widen(BitVector half) {
-  if constexpr (kFormat == Format::kBf16) return hn::BitCast(Floats(), hn::ShiftLeft<16>(half));
-  const BitVector sign = hn::ShiftLeft<16>(hn::And(half, Splat(0x8000)));
-  return hn::BitCast(Floats(), hn::Or(FloatFromF16(hn::And(half, Splat(0x7fff))), sign));
-}
+#endif
 
 template <Format kFormat>
 HWY_INLINE FloatVector Load(const std::byte* from) {
-  if constexpr (bytes_per_element(kFormat) == 4) {
-    return hn::LoadU(Floats(), reinterpret_cast<const float*>(from));
-  } else {
-    return Widen<kFormat>(
-        hn::PromoteTo(Bits(), hn::LoadU(Halves(), reinterpret_cast<const std::uint16_t*>(from))));
-  }
+  if constexpr (kFormat == Format::kF16) return LoadF16(from);
+  if constexpr (kFormat == Format::kBf16) return hn::BitCast(Floats(), hn::ShiftLeft<16>(LoadHalf(from)));
+  return hn::LoadU(Floats(), reinterpret_cast<const float*>(from));
 }
 
 /// Writes x, of which only lanes in `finite` are finite, and returns what a decoder will read.
 template <Format kFormat>
 HWY_INLINE FloatVector Store(FloatVector x, hn::Mask<Floats> finite, std::byte* to) {
   if constexpr (kFormat != Format::kF32) x = hn::IfThenElseZero(finite, x);
-  if constexpr (bytes_per_element(kFormat) == 4) {
-    hn::StoreU(x, Floats(), reinterpret_cast<float*>(to));
-    return x;
-  } else {
-    const BitVector bits = hn::BitCast(Bits(), x);
-    const BitVector magnitude = hn::AndNot(Splat(kSignBit), bits);
-    const BitVector sign = hn::ShiftRight<16>(hn::And(bits, Splat(kSignBit)));
-    BitVector half;
-    if constexpr (kFormat == Format::kF16) {
-      half = hn::Or(F16FromFloat(magnitude), sign);
-    } else {
-      half = hn::Or(Bf16FromFloat(magnitude), sign);
-    }
-    hn::StoreU(hn::DemoteTo(Halves(), hn::BitCast(Ints(), half)), Halves(),
-               reinterpret_cast<std::uint16_t*>(to));
-    return Widen<kFormat>(half);
+  if constexpr (kFormat == Format::kF16) return StoreF16(x, to);
+  if constexpr (kFormat == Format::kBf16) {
+    const BitVector half = StoreHalf(Bf16FromMagnitude(hn::BitCast(Bits(), hn::Abs(x))), x, to);
+    return hn::BitCast(Floats(), hn::ShiftLeft<16>(half));
   }
+  hn::StoreU(x, Floats(), reinterpret_cast<float*>(to));
+  return x;
 }
 
 /// Lanes whose magnitude has lesser bits than `first`.
@@ -115,26 +135,44 @@ HWY_INLINE hn::Mask<Floats> Below(FloatVector x, std::uint32_t first) {
 
 HWY_INLINE hn::Mask<Floats> Finite(FloatVector x) { return Below(x, kInfinityBits); }
 
-template <Format kFormat, bool kResidual>
-bool EncodeRun(const float* HWY_RESTRICT grad, float* HWY_RESTRICT residual, std::size_t elements,
+template <Format kFormat>
+bool EncodeTail(const float* grad, NoResidual, std::size_t elements, std::byte* out) {
+  return encode_scalar(kFormat, grad, nullptr, elements, out);
+}
+
+template <Format kFormat>
+bool EncodeTail(const float* grad, Fp32Residual residual, std::size_t elements, std::byte* out) {
+  return encode_scalar(kFormat, grad, residual.at, elements, out);
+}
+
+template <Format kFormat>
+bool EncodeTail(const float* grad, Bf16Residual residual, std::size_t elements, std::byte* out) {
+  return encode_bf16_scalar(kFormat, grad, residual.at, elements, out);
+}
+
+template <Format kFormat, class Residual>
+bool EncodeRun(const float* HWY_RESTRICT grad, Residual residual, std::size_t elements,
                std::byte* HWY_RESTRICT out) {
   constexpr std::size_t kWidth = bytes_per_element(kFormat);
+  constexpr std::size_t kAhead = kAheadBytes / sizeof(float);
   const Floats d;
   auto all_fit = hn::Eq(hn::Zero(d), hn::Zero(d));
   std::size_t i = 0;
   for (; i + kLanes <= elements; i += kLanes) {
-    hwy::Prefetch(grad + i + kAheadBytes / sizeof(float));
-    if constexpr (kResidual) hwy::Prefetch(residual + i + kAheadBytes / sizeof(float));
+    hwy::Prefetch(grad + i + kAhead);
     FloatVector x = hn::LoadU(d, grad + i);
-    const FloatVector kept = kResidual ? hn::LoadU(d, residual + i) : hn::Zero(d);
-    if constexpr (kResidual) x = hn::Add(kept, x);
+    FloatVector kept = hn::Zero(d);
+    if constexpr (Residual::kIsThere) {
+      residual.Prefetch(i + kAhead);
+      kept = residual.Load(i);
+      x = hn::Add(kept, x);
+    }
     const auto finite = Finite(x);
     all_fit = hn::And(all_fit, Below(x, first_beyond(kFormat)));
     const FloatVector sent = Store<kFormat>(x, finite, out + i * kWidth);
-    if constexpr (kResidual) hn::StoreU(hn::IfThenElse(finite, hn::Sub(x, sent), kept), d, residual + i);
+    if constexpr (Residual::kIsThere) residual.Store(hn::IfThenElse(finite, hn::Sub(x, sent), kept), i);
   }
-  const bool tail =
-      encode_scalar(kFormat, grad + i, kResidual ? residual + i : nullptr, elements - i, out + i * kWidth);
+  const bool tail = EncodeTail<kFormat>(grad + i, residual.from(i), elements - i, out + i * kWidth);
   return tail || !hn::AllTrue(d, all_fit);
 }
 
@@ -160,23 +198,27 @@ bool SumRun(std::span<const Payload> payloads, std::size_t offset, std::size_t e
          !hn::AllTrue(d, all_finite);
 }
 
-template <Format kFormat>
-bool EncodeAs(const float* grad, float* residual, std::size_t elements, std::byte* out) {
-  return residual == nullptr ? EncodeRun<kFormat, false>(grad, residual, elements, out)
-                             : EncodeRun<kFormat, true>(grad, residual, elements, out);
+template <class Residual>
+bool EncodeWith(Format format, const float* grad, Residual residual, std::size_t elements, std::byte* out) {
+  switch (format) {
+    case Format::kF16:
+      return EncodeRun<Format::kF16>(grad, residual, elements, out);
+    case Format::kBf16:
+      return EncodeRun<Format::kBf16>(grad, residual, elements, out);
+    case Format::kF32Finite:
+      return EncodeRun<Format::kF32Finite>(grad, residual, elements, out);
+    default:
+      return EncodeRun<Format::kF32>(grad, residual, elements, out);
+  }
 }
 
 bool Encode(Format format, const float* grad, float* residual, std::size_t elements, std::byte* out) {
-  switch (format) {
-    case Format::kF16:
-      return EncodeAs<Format::kF16>(grad, residual, elements, out);
-    case Format::kBf16:
-      return EncodeAs<Format::kBf16>(grad, residual, elements, out);
-    case Format::kF32Finite:
-      return EncodeAs<Format::kF32Finite>(grad, residual, elements, out);
-    default:
-      return EncodeAs<Format::kF32>(grad, residual, elements, out);
-  }
+  return residual == nullptr ? EncodeWith(format, grad, NoResidual(), elements, out)
+                             : EncodeWith(format, grad, Fp32Residual{residual}, elements, out);
+}
+
+bool EncodeBf16(Format format, const float* grad, std::byte* residual, std::size_t elements, std::byte* out) {
+  return EncodeWith(format, grad, Bf16Residual{residual}, elements, out);
 }
 
 bool Sum(Format format, std::span<const Payload> payloads, std::size_t offset, std::size_t elements,
@@ -248,12 +290,18 @@ HWY_AFTER_NAMESPACE();
 namespace gradwire::compress::dense {
 
 HWY_EXPORT(Encode);
+HWY_EXPORT(EncodeBf16);
 HWY_EXPORT(Sum);
 HWY_EXPORT(Decode);
 
 bool encode(Format format, const float* grad, float* residual, std::size_t elements,
             std::byte* out) noexcept {
   return HWY_DYNAMIC_DISPATCH(Encode)(format, grad, residual, elements, out);
+}
+
+bool encode_bf16(Format format, const float* grad, std::byte* residual, std::size_t elements,
+                 std::byte* out) noexcept {
+  return HWY_DYNAMIC_DISPATCH(EncodeBf16)(format, grad, residual, elements, out);
 }
 
 bool sum(Format format, std::span<const Payload> payloads, std::size_t offset, std::size_t elements,

@@ -14,6 +14,10 @@ namespace gradwire::compress::dense {
 /// As encode_scalar(); true also where an x is beyond the format.
 bool encode(Format format, const float* grad, float* residual, std::size_t elements, std::byte* out) noexcept;
 
+/// As encode_bf16_scalar(), likewise.
+bool encode_bf16(Format format, const float* grad, std::byte* residual, std::size_t elements,
+                 std::byte* out) noexcept;
+
 /// As sum_scalar().
 bool sum(Format format, std::span<const Payload> payloads, std::size_t offset, std::size_t elements,
          float* out) noexcept;

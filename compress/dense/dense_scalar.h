@@ -143,6 +143,18 @@ inline bool encode_scalar(Format format, const float* grad, float* residual, std
   return beyond;
 }
 
+/// The same with a residual in bfloat16, 2 bytes an element, which is widened before and rounded after.
+inline bool encode_bf16_scalar(Format format, const float* grad, std::byte* residual, std::size_t elements,
+                               std::byte* out) noexcept {
+  bool beyond = false;
+  for (std::size_t i = 0; i < elements; ++i) {
+    float kept = float_from_bf16(load<std::uint16_t>(residual + 2 * i));
+    beyond |= encode_scalar(format, grad + i, &kept, 1, out + i * bytes_per_element(format));
+    store(bf16_from_float(kept), residual + 2 * i);
+  }
+  return beyond;
+}
+
 /// Writes ((p0 + p1) + p2) + ... in float; the elements start `offset` bytes into every payload.
 /// Returns true when a sum is not finite.
 inline bool sum_scalar(Format format, std::span<const Payload> payloads, std::size_t offset,

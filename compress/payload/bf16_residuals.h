@@ -15,9 +15,9 @@ namespace gradwire::compress {
 class Bf16Residuals {
  public:
   /// As Codec::encode() with a residual of 2 bytes an element, rounded to nearest even: the same bits as
-  /// widening it, encode() and rounding it. For codecs that agree no scales and draw nothing.
+  /// widening it, encode() and rounding it. For codecs that agree no scales.
   virtual Encoded encode_bf16(std::span<const float> grad, std::span<std::byte> residual,
-                              std::span<std::byte> out) const = 0;
+                              std::span<std::byte> out, const Position& position) const = 0;
 
  protected:
   ~Bf16Residuals() = default;

@@ -51,6 +51,16 @@ void expect_encode_spans(std::string_view codec, std::size_t elements, std::size
   }
 }
 
+void expect_bf16_spans(std::string_view codec, std::size_t elements, std::size_t residual_bytes,
+                       std::size_t out_bytes, std::size_t needed_bytes) {
+  expect_encode_spans(codec, elements, 0, out_bytes, needed_bytes);
+  if (residual_bytes != 2 * elements) {
+    throw std::invalid_argument(std::string(codec) + ": the residual in bf16 has " +
+                                std::to_string(residual_bytes) + " bytes, expected " +
+                                std::to_string(2 * elements));
+  }
+}
+
 void expect_usable_scales(std::string_view codec, std::span<const UnitScale> scales) {
   const auto usable = [](float value) { return is_finite(value) && value >= 0; };
   for (std::size_t unit = 0; unit < scales.size(); ++unit) {

@@ -36,6 +36,10 @@ void expect_counts(std::string_view codec, std::size_t largest, std::size_t ways
 void expect_encode_spans(std::string_view codec, std::size_t elements, std::size_t residual_elements,
                          std::size_t out_bytes, std::size_t needed_bytes);
 
+/// The same with a residual in bfloat16 of residual_bytes bytes.
+void expect_bf16_spans(std::string_view codec, std::size_t elements, std::size_t residual_bytes,
+                       std::size_t out_bytes, std::size_t needed_bytes);
+
 /// Throws std::invalid_argument when a threshold or level is negative or not finite.
 void expect_usable_scales(std::string_view codec, std::span<const UnitScale> scales);
 

@@ -58,13 +58,9 @@ Encoded TwoBitFixed::encode(std::span<const float> grad, std::span<float> residu
 }
 
 Encoded TwoBitFixed::encode_bf16(std::span<const float> grad, std::span<std::byte> residual,
-                                 std::span<std::byte> out) const {
+                                 std::span<std::byte> out, const Position&) const {
   const std::size_t bytes = two_bit::packed_bytes(grad.size());
-  expect_encode_spans(name(), grad.size(), 0, out.size(), bytes);
-  if (residual.size() != 2 * grad.size()) {
-    throw std::invalid_argument("2bit: the residual in bf16 has " + std::to_string(residual.size()) +
-                                " bytes, expected " + std::to_string(2 * grad.size()));
-  }
+  expect_bf16_spans(name(), grad.size(), residual.size(), out.size(), bytes);
   if (nonfinite_ == two_bit::NonFinite::kMxnet) {
     throw std::invalid_argument("2bit: a residual in bf16 cannot keep NaN as nonfinite=mxnet does");
   }

@@ -39,7 +39,7 @@ class TwoBitFixed final : public Codec, public IntegerSums, public Bf16Residuals
                  std::span<std::byte> out, const Position& position) const override;
   /// Throws std::invalid_argument under nonfinite=mxnet, whose NaN bfloat16 would not keep.
   Encoded encode_bf16(std::span<const float> grad, std::span<std::byte> residual,
-                      std::span<std::byte> out) const override;
+                      std::span<std::byte> out, const Position& position) const override;
   void decode_sum(std::span<const Payload> payloads, std::span<float> out) const override;
   void validate(Payload payload, std::size_t elements) const override;
   std::size_t max_reply_size(std::size_t elements, std::size_t ways, ReplyKind kind) const noexcept override;

@@ -13,6 +13,7 @@
 #include "hwy/foreach_target.h"  // IWYU pragma: keep
 #include "hwy/highway.h"
 // For each target, so behind foreach_target.h.
+#include "compress/dense/residuals_inl.h"
 #include "compress/payload/lane_sums_inl.h"
 #include "compress/two_bit/two_bit_codes_inl.h"
 
@@ -43,13 +44,11 @@ namespace hn = hwy::HWY_NAMESPACE;
 using Floats = hn::CappedTag<float, 16>;
 using Ints = hn::RebindToSigned<Floats>;
 using Words = hn::RebindToUnsigned<Floats>;
-using Halves = hn::Rebind<std::uint16_t, Floats>;
 using FloatVector = hn::Vec<Floats>;
 
 constexpr std::size_t kLanes = hn::MaxLanes(Floats());
 constexpr std::size_t kStep = 64;  // elements that encode handles at a time: one word of masks
 constexpr std::size_t kAhead = 1536 / sizeof(float);  // elements that encode asks memory for in advance
-constexpr std::uint32_t kLargeBits = 0x7e800000;      // 2^126: far from what rounds to infinity as bfloat16
 
 /// Whether some |x| has these bits or higher ones, as NaN has those of
 /// infinity.
@@ -183,23 +182,10 @@ bool EncodeRun(const float* HWY_RESTRICT grad, float* HWY_RESTRICT residual, std
   return nonfinite;
 }
 
-HWY_INLINE FloatVector LoadBf16(const std::byte* from) {
-  const auto half = hn::LoadU(Halves(), reinterpret_cast<const std::uint16_t*>(from));
-  return hn::BitCast(Floats(), hn::ShiftLeft<16>(hn::PromoteTo(Words(), half)));
-}
-
-/// Rounds floats below kLargeBits to nearest even. There is no next exponent to
-/// saturate at, so the sign may stay.
-HWY_INLINE void StoreBf16(FloatVector x, std::byte* to) {
-  const auto bits = hn::BitCast(Words(), x);
-  const auto odd = hn::And(hn::ShiftRight<16>(bits), hn::Set(Words(), 1));
-  const auto rounded = hn::ShiftRight<16>(hn::Add(hn::Add(bits, hn::Set(Words(), 0x7fff)), odd));
-  hn::StoreU(hn::TruncateTo(Halves(), rounded), Halves(), reinterpret_cast<std::uint16_t*>(to));
-}
-
-bool EncodeBf16(const float* HWY_RESTRICT grad, std::byte* HWY_RESTRICT residual, std::size_t elements,
+bool EncodeBf16(const float* HWY_RESTRICT grad, std::byte* HWY_RESTRICT narrow, std::size_t elements,
                 const Quantiser& quantiser, std::byte* HWY_RESTRICT out) {
   const Floats d;
+  const dense::HWY_NAMESPACE::Bf16Residual residual{narrow};
   const FloatVector threshold = hn::Set(d, quantiser.effective_threshold());
   const FloatVector negative_threshold = hn::Neg(threshold);
   const FloatVector level = hn::Set(d, quantiser.level);
@@ -208,13 +194,13 @@ bool EncodeBf16(const float* HWY_RESTRICT grad, std::byte* HWY_RESTRICT residual
   std::size_t i = 0;
   for (; i + kStep <= elements; i += kStep) {
     for (std::size_t e = 0; e < kStep; e += 16) hwy::Prefetch(grad + i + kAhead + e);
-    for (std::size_t e = 0; e < kStep; e += 32) hwy::Prefetch(residual + 2 * (i + kAhead + e));
+    for (std::size_t e = 0; e < kStep; e += 32) residual.Prefetch(i + kAhead + e);
     FloatVector x[kStep / kLanes];
     for (std::size_t v = 0; v < kStep / kLanes; ++v) {
-      x[v] = hn::Add(LoadBf16(residual + 2 * (i + v * kLanes)), hn::LoadU(d, grad + i + v * kLanes));
+      x[v] = hn::Add(residual.Load(i + v * kLanes), hn::LoadU(d, grad + i + v * kLanes));
     }
-    if (HWY_UNLIKELY(AnyReaches(kLargeBits, x))) {
-      nonfinite |= encode_bf16_scalar(grad + i, residual + 2 * i, kStep, quantiser, out + i / 4);
+    if (HWY_UNLIKELY(AnyReaches(kInfinityBits, x))) {
+      nonfinite |= encode_bf16_scalar(grad + i, residual.from(i).at, kStep, quantiser, out + i / 4);
       continue;
     }
     std::uint64_t positive = 0;
@@ -225,13 +211,14 @@ bool EncodeBf16(const float* HWY_RESTRICT grad, std::byte* HWY_RESTRICT residual
       positive |= MaskBits(d, up) << (v * kLanes);
       sent |= MaskBits(d, hn::Or(up, down)) << (v * kLanes);
       const FloatVector value = hn::IfThenElse(up, level, hn::IfThenElseZero(down, negative_level));
-      StoreBf16(hn::Sub(x[v], value), residual + 2 * (i + v * kLanes));
+      residual.Store(hn::Sub(x[v], value), i + v * kLanes);
     }
     StoreCodes(static_cast<std::uint32_t>(sent), static_cast<std::uint32_t>(positive), out + i / 4);
     StoreCodes(static_cast<std::uint32_t>(sent >> 32), static_cast<std::uint32_t>(positive >> 32),
                out + i / 4 + 8);
   }
-  return encode_bf16_scalar(grad + i, residual + 2 * i, elements - i, quantiser, out + i / 4) || nonfinite;
+  return encode_bf16_scalar(grad + i, residual.from(i).at, elements - i, quantiser, out + i / 4) ||
+         nonfinite;
 }
 
 template <bool kResidual>

@@ -9,6 +9,7 @@
 #include "kvstore/client/standstill.h"
 #include "kvstore/wire/answer.h"
 #include "kvstore/wire/protocol.h"
+#include "transport/thread_name.h"
 
 namespace gradwire::kvstore {
 
@@ -243,6 +244,7 @@ void RoundThread::replace_server(std::uint32_t rank, std::uint32_t mirror) {
 // ------------------------------------------------------------------------------------- time and failure
 
 void RoundThread::run() {
+  transport::name_this_thread("gw engine");
   context_.loop->run(
       std::clamp(question_timeout(context_.options) / 2, kShortestTick, kLongestTick), [this] { flush(); },
       [this] { tick(); });

@@ -1,5 +1,7 @@
 #include "kvstore/runtime/codec_pool.h"
 
+#include "transport/thread_name.h"
+
 namespace gradwire::kvstore {
 
 CodecPool::CodecPool(unsigned threads) {
@@ -22,6 +24,7 @@ void CodecPool::submit(std::int32_t priority, Task job) {
 }
 
 void CodecPool::work(const std::stop_token& stop) {
+  transport::name_this_thread("gw codec");
   for (;;) {
     std::unique_lock lock(mutex_);
     if (!submitted_.wait(lock, stop, [this] { return !jobs_.empty(); })) return;

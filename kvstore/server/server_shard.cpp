@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "kvstore/wire/answer.h"
+#include "transport/thread_name.h"
 
 namespace gradwire::kvstore {
 
@@ -115,6 +116,7 @@ void ServerShard::lose_mirror() {
 // --- on its thread ---
 
 void ServerShard::run() {
+  transport::name_this_thread("gw aggregator");
   loop_->run(
       log_ ? std::min(kTick, watch_.patience) : kTick, [this] { send_answers(); },
       [this] {

@@ -4,6 +4,8 @@
 #include <optional>
 #include <utility>
 
+#include "transport/thread_name.h"
+
 namespace gradwire::transport {
 namespace {
 
@@ -199,6 +201,7 @@ void FaultyMessenger::hold(Clock::time_point until, Held held) {
 }
 
 void FaultyMessenger::run(const std::stop_token& stop) {
+  name_this_thread("gw faults");
   std::unique_lock lock(mutex_);
   while (!stop.stop_requested()) {
     if (held_.empty()) {

@@ -8,6 +8,7 @@
 #include "transport/address.h"
 #include "transport/mpi/mpi_library.h"
 #include "transport/nodes.h"
+#include "transport/thread_name.h"
 
 namespace gradwire::transport {
 namespace {
@@ -85,6 +86,7 @@ void MpiEndpoint::await_start() {
 }
 
 void MpiEndpoint::run() {
+  name_this_thread("gw mpi");
   try {
     join_job();
   } catch (...) {  // the caller gets it

@@ -7,6 +7,7 @@
 
 #include "transport/messenger.h"
 #include "transport/nodes.h"
+#include "transport/thread_name.h"
 
 namespace gradwire::transport {
 namespace {
@@ -85,6 +86,7 @@ void NcclSums::close() {
 // --- the thread ---
 
 void NcclSums::run(const NcclPort::Id& id) {
+  name_this_thread("gw nccl");
   try {
     join_communicator(id);
     serve();

@@ -4,6 +4,7 @@
 
 #include "transport/address.h"
 #include "transport/nodes.h"
+#include "transport/thread_name.h"
 #include "transport/zmq/descriptor_limit.h"
 #include "transport/zmq/scheduler_state.h"
 #include "transport/zmq/zmq_options.h"
@@ -81,6 +82,7 @@ void Scheduler::State::ask_to_fail(const std::string& text) {
 }
 
 void Scheduler::State::run() {
+  name_this_thread("gw scheduler");
   try {
     loop();
   } catch (const std::exception& error) {

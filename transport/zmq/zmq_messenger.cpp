@@ -16,6 +16,7 @@
 #include "transport/address.h"
 #include "transport/membership/wait_graph.h"
 #include "transport/nodes.h"
+#include "transport/thread_name.h"
 #include "transport/zmq/data_links.h"
 #include "transport/zmq/descriptor_limit.h"
 #include "transport/zmq/listening.h"
@@ -323,6 +324,7 @@ void ZmqMessenger::leave(milliseconds timeout) {
 // --- I/O thread ---
 
 void ZmqMessenger::run() {
+  name_this_thread(options_.role == Role::kWorker ? "gw io worker" : "gw io server");
   try {
     loop();
   } catch (const std::exception& error) {  // ours, or a Sink's

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+from gradwire.settings.cores import default_codec_threads, usable_cores
 from gradwire.settings.definitions import DEFINITIONS, PREFIX
 from gradwire.settings.units import format_bytes
 
@@ -110,7 +110,7 @@ def of_this_machine(fixed: Collection[str] = (), cores: int | None = None) -> Bo
 
     Args:
         fixed: names of settings to leave out, since somebody has chosen them.
-        cores: as os.cpu_count() counts them, by which the engine chooses its codec threads.
+        cores: by which the engine chooses its codec threads. Default: those of this process.
 
     Raises: ValueError: nothing is left to be searched.
     """
@@ -120,7 +120,7 @@ def of_this_machine(fixed: Collection[str] = (), cores: int | None = None) -> Bo
         "fusion_bytes": (0, 64 * _KIB, 256 * _KIB, _MIB, 4 * _MIB),
     }
     knobs = [Knob(name, values, _DEFAULTS[name], "bytes") for name, values in sizes.items()]
-    threads = _thread_counts(cores or os.cpu_count() or 2)
+    threads = _thread_counts(cores or usable_cores())
     knobs.append(Knob("codec_threads", threads, _DEFAULTS["codec_threads"], "count"))
     knobs.append(Knob("streams", (1, 2, 4), _DEFAULTS["streams"], "count"))
     searched = tuple(knob for knob in knobs if knob.name not in fixed and len(knob.values) > 1)
@@ -134,6 +134,6 @@ def of_this_machine(fixed: Collection[str] = (), cores: int | None = None) -> Bo
 
 def _thread_counts(cores: int) -> tuple[int, ...]:
     """Powers of two up to the cores. 0, by which the engine chooses, stands in the place of what it chooses."""
-    chosen = max(1, min(4, cores // 2))  # as stores/connect.py does
+    chosen = default_codec_threads(cores)
     counts = {1 << power for power in range(_MOST_THREADS.bit_length()) if 1 << power <= cores} | {chosen}
     return tuple(0 if count == chosen else count for count in sorted(counts))

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 from gradwire import _core
 from gradwire.settings import definitions as settings
 from gradwire.settings import encryption, endpoints
+from gradwire.settings.cores import default_codec_threads
 from gradwire.stores import agreed_settings, mpi, nccl, rendezvous
 from gradwire.stores.log import Log
 from gradwire.stores.rendezvous import Meeting, Place
@@ -179,14 +180,13 @@ def _require_mirrored_servers(values: settings.Settings, name: str) -> None:
 
 
 def _engine_options(values: settings.Settings) -> dict[str, Any]:
-    threads = values.codec_threads or max(1, min(4, (os.cpu_count() or 2) // 2))
     return {
         "partition_elements": values.partition_bytes // 4,
         "shard_bound_elements": values.bigarray_bound,
         "fusion_bytes": values.fusion_bytes,
         "credit_bytes": values.credit_bytes,
         "push_ahead_bytes": values.push_ahead_bytes,
-        "codec_threads": threads,
+        "codec_threads": values.codec_threads or default_codec_threads(),
         "code_sums": values.code_sums,
         "slow_warning": values.slow_warning,
         "slow_abort": values.slow_abort,

@@ -7,7 +7,6 @@ yet with its next gradient, so that nothing is lost whichever way the choice goe
 
 from __future__ import annotations
 
-import os
 import weakref
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
@@ -19,6 +18,7 @@ from gradwire.controller import Budget, Controller, Options, Plan, Tensor, compr
 from gradwire.controller.prediction import schedule_of
 from gradwire.plan.simulation import Placement
 from gradwire.settings import definitions as settings
+from gradwire.settings.cores import default_codec_threads
 from gradwire.stores import connect
 
 if TYPE_CHECKING:
@@ -55,8 +55,7 @@ def controller_of(
             "cannot change codecs as it goes; use 'allreduce' or 'dist_sync', or name a codec"
         )
     values = settings.read()
-    threads = max(1, min(4, (os.cpu_count() or 2) // 2))  # as stores/connect.py has it
-    schedule = schedule_of(values, per_layer=overlaps, threads=threads)
+    schedule = schedule_of(values, per_layer=overlaps, threads=default_codec_threads())
     return Controller(
         store, Options(budget, schedule, _placement(store, values), sends_momentum=sends_momentum)
     )

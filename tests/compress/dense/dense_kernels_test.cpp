@@ -127,6 +127,38 @@ TEST(DenseKernels, EqualScalar) {
   });
 }
 
+/// Finite floats in bfloat16.
+std::vector<std::byte> rounded(const std::vector<float>& floats) {
+  std::vector<std::byte> all(2 * floats.size());
+  for (std::size_t i = 0; i < floats.size(); ++i) store(bf16_from_float(floats[i]), all.data() + 2 * i);
+  return all;
+}
+
+TEST(DenseKernels, ABfloat16ResidualIsWidenedBeforeAndRoundedAfter) {
+  on_every_target([] {
+    for (Format format : {Format::kF16, Format::kBf16, Format::kF32Finite}) {
+      for (std::size_t elements : {1, 3, 15, 16, 17, 33, 4099}) {
+        for (bool only_finite : {false, true}) {
+          const auto grad = values(elements, 1, only_finite);
+          auto residual = rounded(values(elements, 2, true));
+          std::vector<float> widened(elements);
+          for (std::size_t i = 0; i < elements; ++i)
+            widened[i] = float_from_bf16(load<std::uint16_t>(residual.data() + 2 * i));
+          residual.resize(2 * elements + 1, std::byte{0xee});
+          std::vector<std::byte> expected(elements * bytes_per_element(format) + 1, std::byte{0xee});
+          auto out = expected;
+          const bool flag = encode_scalar(format, grad.data(), widened.data(), elements, expected.data());
+          auto expected_residual = rounded(widened);
+          expected_residual.push_back(std::byte{0xee});
+          EXPECT_EQ(encode_bf16(format, grad.data(), residual.data(), elements, out.data()), flag);
+          ASSERT_EQ(out, expected) << elements;
+          ASSERT_EQ(residual, expected_residual) << elements;
+        }
+      }
+    }
+  });
+}
+
 std::vector<std::byte> random_bytes(std::size_t size) {
   std::mt19937 random(5);
   std::vector<std::byte> bytes(size);

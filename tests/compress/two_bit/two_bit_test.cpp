@@ -284,19 +284,34 @@ TEST(TwoBitFixed, DrainsALargeResidualOneThresholdAtATime) {
   EXPECT_EQ(residual[0], 0);
 }
 
-TEST(TwoBitFixed, ABfloat16ResidualOfAnotherLengthOrRuleIsRefused) {
+TEST(TwoBitFixed, ABfloat16ResidualOfAnotherRuleIsRefused) {
   const auto codec = make(parse_spec("2bit"));
   const std::vector<float> grad(20, 1.0f);
   std::vector<std::byte> residual(40);
   std::vector<std::byte> out(8);
   ASSERT_NE(codec->bf16_residuals(), nullptr);
-  EXPECT_EQ(codec->bf16_residuals()->encode_bf16(grad, residual, out).bytes, 8u);
-  EXPECT_THROW(codec->bf16_residuals()->encode_bf16(grad, std::span(residual).first(38), out),
-               std::invalid_argument);
-  EXPECT_THROW(codec->bf16_residuals()->encode_bf16(grad, {}, out), std::invalid_argument);
+  EXPECT_EQ(codec->bf16_residuals()->encode_bf16(grad, residual, out, {}).bytes, 8u);
   const auto mxnet = make(parse_spec("2bit:nonfinite=mxnet"));
-  EXPECT_THROW(mxnet->bf16_residuals()->encode_bf16(grad, residual, out), std::invalid_argument);
-  EXPECT_EQ(make(parse_spec("int8"))->bf16_residuals(), nullptr);
+  EXPECT_THROW(mxnet->bf16_residuals()->encode_bf16(grad, residual, out, {}), std::invalid_argument);
+}
+
+TEST(Bf16Residuals, OneOfAnotherLengthIsRefused) {
+  const std::vector<float> grad(20, 1.0f);
+  std::vector<std::byte> residual(40);
+  std::vector<std::byte> out(200);
+  for (const char* spec : {"2bit", "fp16", "bf16", "int8", "nf2", "qsgd"}) {
+    const auto codec = make(parse_spec(spec));
+    ASSERT_NE(codec->bf16_residuals(), nullptr) << spec;
+    const auto encode = [&](std::span<std::byte> kept, std::span<std::byte> to) {
+      codec->bf16_residuals()->encode_bf16(grad, kept, to, {});
+    };
+    EXPECT_NO_THROW(encode(residual, out)) << spec;
+    EXPECT_THROW(encode(std::span(residual).first(38), out), std::invalid_argument) << spec;
+    EXPECT_THROW(encode({}, out), std::invalid_argument) << spec;
+    EXPECT_THROW(encode(residual, std::span(out).first(1)), std::invalid_argument) << spec;
+  }
+  for (const char* spec : {"none", "1bit", "topk"})
+    EXPECT_EQ(make(parse_spec(spec))->bf16_residuals(), nullptr) << spec;
 }
 
 }  // namespace

@@ -1,0 +1,88 @@
+// Where a kernel finds what a run keeps: nowhere, in float32, or in bfloat16. Included once for each target that
+// Highway compiles, after hwy/foreach_target.h, so it has a guard that toggles in place of #pragma once.
+//
+// Threading: all functions are pure; they touch only the memory handed to them.
+#if defined(GRADWIRE_COMPRESS_DENSE_RESIDUALS_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef GRADWIRE_COMPRESS_DENSE_RESIDUALS_INL_H_
+#undef GRADWIRE_COMPRESS_DENSE_RESIDUALS_INL_H_
+#else
+#define GRADWIRE_COMPRESS_DENSE_RESIDUALS_INL_H_
+#endif
+
+#include <cstddef>
+#include <cstdint>
+
+#include "compress/dense/dense_scalar.h"
+#include "hwy/cache_control.h"
+#include "hwy/highway.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace gradwire::compress::dense::HWY_NAMESPACE {
+
+#if HWY_TARGET != HWY_SCALAR
+
+using ResidualTag = hwy::HWY_NAMESPACE::CappedTag<float, 16>;
+using ResidualVector = hwy::HWY_NAMESPACE::Vec<ResidualTag>;
+
+/// Rounds the magnitudes of finite floats to the upper half of their bits, to nearest even.
+template <class V>
+HWY_INLINE V Bf16FromMagnitude(V magnitude) {
+  namespace hn = hwy::HWY_NAMESPACE;
+  const hn::DFromV<V> d;
+  const V odd = hn::And(hn::ShiftRight<16>(magnitude), hn::Set(d, 1));
+  const V rounded = hn::ShiftRight<16>(hn::Add(hn::Add(magnitude, hn::Set(d, 0x7fff)), odd));
+  return hn::Min(rounded, hn::Set(d, kBf16Largest));
+}
+
+struct NoResidual {
+  static constexpr bool kIsThere = false;
+
+  NoResidual from(std::size_t) const { return {}; }
+};
+
+struct Fp32Residual {
+  static constexpr bool kIsThere = true;
+  float* at;
+
+  /// The residual from element i on.
+  Fp32Residual from(std::size_t i) const { return {at + i}; }
+  HWY_INLINE void Prefetch(std::size_t i) const { hwy::Prefetch(at + i); }
+  HWY_INLINE ResidualVector Load(std::size_t i) const {
+    return hwy::HWY_NAMESPACE::LoadU(ResidualTag(), at + i);
+  }
+  HWY_INLINE void Store(ResidualVector value, std::size_t i) const {
+    hwy::HWY_NAMESPACE::StoreU(value, ResidualTag(), at + i);
+  }
+};
+
+struct Bf16Residual {
+  static constexpr bool kIsThere = true;
+  std::byte* at;  ///< 2 bytes an element
+
+  Bf16Residual from(std::size_t i) const { return {at + 2 * i}; }
+  HWY_INLINE void Prefetch(std::size_t i) const { hwy::Prefetch(at + 2 * i); }
+  HWY_INLINE ResidualVector Load(std::size_t i) const {
+    namespace hn = hwy::HWY_NAMESPACE;
+    const hn::RebindToUnsigned<ResidualTag> bits;
+    const hn::Rebind<std::uint16_t, ResidualTag> halves;
+    const auto half = hn::LoadU(halves, reinterpret_cast<const std::uint16_t*>(at + 2 * i));
+    return hn::BitCast(ResidualTag(), hn::ShiftLeft<16>(hn::PromoteTo(bits, half)));
+  }
+  /// Requires finite values.
+  HWY_INLINE void Store(ResidualVector value, std::size_t i) const {
+    namespace hn = hwy::HWY_NAMESPACE;
+    const hn::RebindToUnsigned<ResidualTag> d;
+    const hn::Rebind<std::uint16_t, ResidualTag> halves;
+    const auto bits = hn::BitCast(d, value);
+    const auto sign = hn::And(bits, hn::Set(d, kSignBit));
+    const auto half = hn::Or(Bf16FromMagnitude(hn::Xor(bits, sign)), hn::ShiftRight<16>(sign));
+    hn::StoreU(hn::TruncateTo(halves, half), halves, reinterpret_cast<std::uint16_t*>(at + 2 * i));
+  }
+};
+
+#endif
+
+}  // namespace gradwire::compress::dense::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#endif  // GRADWIRE_COMPRESS_DENSE_RESIDUALS_INL_H_
