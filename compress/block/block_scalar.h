@@ -288,8 +288,7 @@ inline bool encode_bf16_scalar(Code code, std::size_t block, const float* grad, 
       kept[j] = dense::float_from_bf16(load<std::uint16_t>(residual + 2 * (i + j)));
     nonfinite |= encode_block_scalar(code, grad + i, kept.data(), length, scales, codes + code_bytes(code, i),
                                      dither, first + i);
-    for (std::size_t j = 0; j < length; ++j)
-      store(dense::bf16_from_float(kept[j]), residual + 2 * (i + j));
+    for (std::size_t j = 0; j < length; ++j) store(dense::bf16_from_float(kept[j]), residual + 2 * (i + j));
   }
   return nonfinite;
 }

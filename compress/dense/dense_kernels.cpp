@@ -88,8 +88,7 @@ HWY_INLINE FloatVector FloatFromF16(BitVector half) {
   const BitVector subnormal = hn::BitCast(Bits(), hn::Sub(small, hn::Set(Floats(), 0.5f)));
   const BitVector normal = hn::Add(hn::ShiftLeft<13>(magnitude), Splat(kF16Rebias));
   const BitVector special = hn::IfThenElseZero(hn::Gt(magnitude, Splat(0x7bff)), Splat(kF16Rebias));
-  const BitVector bits =
-      hn::IfThenElse(hn::Lt(magnitude, Splat(0x400)), subnormal, hn::Add(normal, special));
+  const BitVector bits = hn::IfThenElse(hn::Lt(magnitude, Splat(0x400)), subnormal, hn::Add(normal, special));
   return hn::BitCast(Floats(), hn::Or(bits, hn::ShiftLeft<16>(hn::And(half, Splat(0x8000)))));
 }
 

@@ -1,5 +1,5 @@
-// Where a kernel finds what a run keeps: nowhere, in float32, or in bfloat16. Included once for each target that
-// Highway compiles, after hwy/foreach_target.h, so it has a guard that toggles in place of #pragma once.
+// Where a kernel finds what a run keeps: nowhere, in float32, or in bfloat16. Included once for each target
+// that Highway compiles, after hwy/foreach_target.h, so it has a guard that toggles in place of #pragma once.
 //
 // Threading: all functions are pure; they touch only the memory handed to them.
 #if defined(GRADWIRE_COMPRESS_DENSE_RESIDUALS_INL_H_) == defined(HWY_TARGET_TOGGLE)

@@ -217,8 +217,7 @@ bool EncodeBf16(const float* HWY_RESTRICT grad, std::byte* HWY_RESTRICT narrow, 
     StoreCodes(static_cast<std::uint32_t>(sent >> 32), static_cast<std::uint32_t>(positive >> 32),
                out + i / 4 + 8);
   }
-  return encode_bf16_scalar(grad + i, residual.from(i).at, elements - i, quantiser, out + i / 4) ||
-         nonfinite;
+  return encode_bf16_scalar(grad + i, residual.from(i).at, elements - i, quantiser, out + i / 4) || nonfinite;
 }
 
 template <bool kResidual>

@@ -7,7 +7,6 @@ import subprocess
 import sys
 
 import pytest
-
 from gradwire.settings.cores import default_codec_threads
 
 

@@ -91,7 +91,8 @@ TEST(BlockScalar, ScaledElementsRoundToNearestEven) {
 
 TEST(BlockScalar, ScalesAreZeroOrNormalAndLeaveTheLargestCodeFinite) {
   for (Code code : kCodes) {
-    if (code == Code::kNf2 || code == Code::kNf4) continue;  // theirs are rounded, and the largest code takes more
+    if (code == Code::kNf2 || code == Code::kNf4)
+      continue;  // theirs are rounded, and the largest code takes more
     for (float most : {0.0f, 1e-45f, 1e-37f, 1e-30f, 1.0f, 3e38f, std::numeric_limits<float>::max()}) {
       const float scale = scale_of(code, most);
       EXPECT_TRUE(scale == 0 || scale >= std::numeric_limits<float>::min()) << most;
