@@ -26,7 +26,7 @@ void SendQueue::push(const SendItem& item) {
 std::optional<SendItem> SendQueue::pop() {
   Lane* best = nullptr;
   for (Lane& lane : lanes_) {
-    if (lane.waiting.empty() || lane.in_flight_bytes >= credit_bytes_) continue;
+    if (lane.waiting.empty() || lane.is_held || lane.in_flight_bytes >= credit_bytes_) continue;
     const std::int32_t priority = lane.next()->first;
     const std::int32_t best_priority = best ? best->next()->first : priority;
     if (!best || priority > best_priority ||
@@ -70,6 +70,11 @@ void SendQueue::release(std::uint32_t destination, std::uint64_t bytes) {
                                 std::to_string(in_flight_bytes) + " in flight");
   }
   in_flight_bytes -= bytes;
+}
+
+void SendQueue::hold(std::uint32_t destination, bool is_held) {
+  require_destination(destination);
+  lanes_[destination].is_held = is_held;
 }
 
 void SendQueue::start_at(std::uint32_t destination) {

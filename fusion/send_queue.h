@@ -48,6 +48,9 @@ class SendQueue {
   /// Returns the credit of a popped item.
   void release(std::uint32_t destination, std::uint64_t bytes);
 
+  /// Lets nothing go to a destination, or again.
+  void hold(std::uint32_t destination, bool is_held);
+
   /// Destination that pop() favours first, then those after it; rank r of a job starts at r, or all would hit
   /// one server at once.
   void start_at(std::uint32_t destination);
@@ -69,6 +72,7 @@ class SendQueue {
     std::uint64_t overtaken_bytes = 0;           // of those, when they did it again
     std::uint64_t in_flight_bytes = 0;
     std::uint64_t served_at = 0;  // clock_ of its last pop
+    bool is_held = false;
 
     ByPriority::iterator next();
     SendItem take_next();

@@ -145,6 +145,7 @@ void DenseClient::handle(Node from, Frame frame) {
   switch (header.kind) {
     case Kind::kReply:
     case Kind::kValue:
+      note_answer(*part);
       pending_.answered(tensor.pending, index);
       part->payload = {};
       part->brought_floats = header.kind == Kind::kValue;
@@ -157,6 +158,7 @@ void DenseClient::handle(Node from, Frame frame) {
       return events_.ended(tensor, nullptr);
     case Kind::kAck:
       if (part->request == Kind::kPush && !settings_.async) return;  // no answer to one of a round
+      note_answer(*part);
       pending_.answered(tensor.pending, index);
       part->payload = {};
       note_staleness(*part, header);
@@ -174,6 +176,12 @@ void DenseClient::handle(Node from, Frame frame) {
     default:
       return;
   }
+}
+
+/// While its payload is here.
+void DenseClient::note_answer(const TensorPart& part) {
+  if (part.request == Kind::kPush)
+    outbox_.answered(part.part.server, part.payload.size_bytes(), Clock::now());
 }
 
 void DenseClient::refused(Tensor& tensor, std::size_t index, const Frame& frame) {

@@ -60,6 +60,9 @@ class DenseClient {
   /// Of an answer that has arrived whole, so that each push counts once. Any thread.
   void note_staleness(const TensorPart& part, const transport::FrameHeader& answer);
 
+  /// No tensor has a round in flight.
+  void all_ended() { outbox_.all_answered(); }
+
   /// Payloads of pushes.
   std::uint64_t encoded_bytes() const { return encoded_bytes_; }
 
@@ -69,6 +72,7 @@ class DenseClient {
   void note_request(Tensor& tensor, std::size_t part);
   void repeat(Tensor& tensor, std::size_t part);
   void send_copy(Tensor& tensor, std::size_t part);
+  void note_answer(const TensorPart& part);
   void refused(Tensor& tensor, std::size_t part, const transport::Frame& frame);
 
   TensorTable& tensors_;

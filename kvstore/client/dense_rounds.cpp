@@ -357,6 +357,7 @@ void DenseRounds::finish(Tensor& tensor, std::exception_ptr error) {
   }
   start_next(tensor);
   if (!active_.empty()) return;
+  parts_.client.all_ended();
   for (const Ticket& ticket : std::exchange(waiting_idle_, {})) ticket.succeed();
 }
 

@@ -252,7 +252,7 @@ void RoundThread::run() {
 
 void RoundThread::flush() {
   try {
-    outbox_.flush();
+    if (const auto again = outbox_.flush(PendingRequests::Clock::now())) context_.loop->wake_at(*again);
   } catch (const std::exception&) {
     fail_all(std::current_exception());
   }

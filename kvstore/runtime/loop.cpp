@@ -1,5 +1,6 @@
 #include "kvstore/runtime/loop.h"
 
+#include <algorithm>
 #include <utility>
 
 namespace gradwire::kvstore {
@@ -41,7 +42,8 @@ void Loop::run(std::chrono::milliseconds tick, const std::function<void()>& afte
   for (bool stopping = false; !stopping;) {
     {
       std::unique_lock lock(mutex_);
-      posted_.wait_until(lock, next_tick, [this] { return stopped_ || !inbox_.empty() || !first_.empty(); });
+      const auto wake = std::min(next_tick, std::exchange(wake_, std::nullopt).value_or(next_tick));
+      posted_.wait_until(lock, wake, [this] { return stopped_ || !inbox_.empty() || !first_.empty(); });
       batch.swap(inbox_);
       stopping = stopped_;
     }
@@ -57,6 +59,10 @@ void Loop::run(std::chrono::milliseconds tick, const std::function<void()>& afte
       next_tick = now + tick;
     }
   }
+}
+
+void Loop::wake_at(std::chrono::steady_clock::time_point time) {
+  wake_ = std::min(time, wake_.value_or(time));
 }
 
 void Loop::stop() {

@@ -10,6 +10,7 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <type_traits>
 #include <vector>
 
@@ -49,6 +50,9 @@ class Loop {
   void run(std::chrono::milliseconds tick, const std::function<void()>& after_batch,
            const std::function<void()>& on_tick);
 
+  /// Has run() call after_batch at that time, or before, though no task may come. Called within run().
+  void wake_at(std::chrono::steady_clock::time_point time);
+
   /// Ends run() after the tasks that were posted before.
   void stop();
 
@@ -60,6 +64,7 @@ class Loop {
   std::vector<Task> inbox_;
   std::vector<Task> first_;  ///< what goes before the inbox
   bool stopped_ = false;
+  std::optional<std::chrono::steady_clock::time_point> wake_;  ///< of the owner's thread alone
 };
 
 }  // namespace gradwire::kvstore

@@ -37,9 +37,11 @@ Outbox::Outbox(transport::Messenger& messenger, std::shared_ptr<Loop> loop, tran
     : messenger_(messenger),
       loop_(std::move(loop)),
       role_(role),
+      peers_(peers),
       local_peer_(messenger.local_peer()),
       limits_{limits.credit_bytes, std::min(limits.fusion_bytes, kFullMessageBytes)},
       queue_(std::make_shared<fusion::SendQueue>(peers, limits.credit_bytes)),
+      window_(peers),
       tracer_(std::move(tracer)) {
   queue_->start_at(first % peers);
 }
@@ -120,8 +122,20 @@ void Outbox::send(std::uint32_t rank, std::vector<Frame> frames) {
   messenger_.send({role_, mirror->second}, std::move(frames));
 }
 
-void Outbox::flush() {
+void Outbox::answered(std::uint32_t rank, std::size_t payload_bytes, Time now) {
+  if (local_peer_ != transport::Node{role_, rank})
+    window_.answered(rank, transport::kHeaderBytes + payload_bytes, now);
+}
+
+std::optional<Outbox::Time> Outbox::hold_or_let_go(std::uint32_t rank, Time now) {
+  const auto until = window_.closed_until(rank, now);
+  queue_->hold(rank, until.has_value());
+  return until;
+}
+
+std::optional<Outbox::Time> Outbox::flush(Time now) {
   if (!local_.empty()) send_local();
+  for (std::uint32_t rank = 0; rank < peers_; ++rank) hold_or_let_go(rank, now);
   std::unordered_map<std::uint32_t, std::pair<std::uint64_t, std::vector<Frame>>> fused;
   const auto send_fused = [&](std::uint32_t rank) {
     auto& [bytes, frames] = fused[rank];
@@ -132,11 +146,21 @@ void Outbox::flush() {
     auto node = frames_.extract(item->id);
     auto& [bytes, frames] = fused[item->destination];
     const Span traced = leave_queue(item->destination, node.mapped());
+    if (node.mapped().frame.header.kind == Kind::kPush) {
+      window_.sent(item->destination, item->bytes, now);
+      hold_or_let_go(item->destination, now);
+    }
     frames.push_back(metered(item->destination, std::move(node.mapped().frame), traced));
     bytes += item->bytes;
     if (bytes >= limits_.fusion_bytes) send_fused(item->destination);
   }
   for (auto& [rank, pending] : fused) send_fused(rank);
+  std::optional<Time> again;
+  for (std::uint32_t rank = 0; rank < peers_ && !queue_->empty(); ++rank) {
+    const auto until = window_.closed_until(rank, now);
+    if (until && (!again || *until < *again)) again = until;
+  }
+  return again;
 }
 
 }  // namespace gradwire::kvstore

@@ -1,6 +1,6 @@
 // Outbox sends frames by priority and within credit, and fuses small ones that go to the same peer. Engine
-// uses one for its pushes, each Server thread one for its replies. Frames to a peer in the same process use
-// no wire and wait for nothing.
+// uses one for its pushes, each Server thread one for its replies. Pushes stay in step with those of other
+// workers (push_window.h). Frames to a peer in the same process use no wire and wait for nothing.
 //
 // Threading: used inside one Loop; only the release of a sent payload comes from elsewhere, as a posted
 // task.
@@ -13,6 +13,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "fusion/push_window.h"
 #include "fusion/send_queue.h"
 #include "kvstore/runtime/loop.h"
 #include "kvstore/trace/trace.h"
@@ -22,6 +23,7 @@ namespace gradwire::kvstore {
 
 class Outbox {
  public:
+  using Time = fusion::PushWindow::Time;
   struct Limits {
     std::uint64_t credit_bytes;  ///< handed to the socket and not yet written by it, per peer
     std::uint64_t fusion_bytes;  ///< frames to one peer are fused until a message holds this much, or 16 KiB
@@ -34,8 +36,13 @@ class Outbox {
   void add(std::uint32_t rank, transport::Frame frame);
   /// From now on what goes to peer `rank`, also what waits, is sent to peer `mirror`, on the other's behalf.
   void replace(std::uint32_t rank, std::uint32_t mirror) { mirrors_[rank] = mirror; }
-  /// Sends what credit allows.
-  void flush();
+  /// Sends what credit allows, to servers also what the window does. Returns when to call this again, where
+  /// time alone may allow more.
+  std::optional<Time> flush(Time now);
+  /// A push of a frame with so many bytes of payload has its answer.
+  void answered(std::uint32_t rank, std::size_t payload_bytes, Time now);
+  /// No push waits for an answer.
+  void all_answered() { window_.forget(); }
   /// Whether all has been handed to the Messenger.
   bool empty() const { return frames_.empty() && local_.empty(); }
 
@@ -48,15 +55,19 @@ class Outbox {
   /// What is noted of a frame that has left the queue: its send's span, to be ended.
   Span leave_queue(std::uint32_t rank, const Waiting& waiting) const;
   void send_local();
+  /// Holds what goes to a peer whose window is closed.
+  std::optional<Time> hold_or_let_go(std::uint32_t rank, Time now);
   void send(std::uint32_t rank, std::vector<transport::Frame> frames);
   transport::Frame metered(std::uint32_t rank, transport::Frame frame, const Span& send);
 
   transport::Messenger& messenger_;
   std::shared_ptr<Loop> loop_;  // owners: the Outbox's owner and payloads still in the socket
   transport::Role role_;
+  std::uint32_t peers_;
   std::optional<transport::Node> local_peer_;
   Limits limits_;
   std::shared_ptr<fusion::SendQueue> queue_;  // owners: this; release tasks hold it weakly
+  fusion::PushWindow window_;                 // of pushes to servers
   Tracer tracer_;
   std::unordered_map<std::uint32_t, std::uint32_t> mirrors_;  ///< of peers that are replaced
   std::unordered_map<std::uint64_t, Waiting> frames_;

@@ -251,7 +251,7 @@ void ServerShard::send_answers() {
     outbox_.add(answer.worker, std::move(answer.frame));
   }
   try {
-    outbox_.flush();
+    outbox_.flush(Clock::now());
   } catch (const transport::TransportError&) {
     loop_->stop();  // the job has failed; on_failure tells wait() why
   }

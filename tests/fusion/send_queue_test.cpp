@@ -213,5 +213,18 @@ TEST(SendQueue, RejectsMisuseByName) {
   EXPECT_EQ(queue.in_flight_bytes(1), 0U);
 }
 
+TEST(SendQueue, NothingGoesToADestinationThatIsHeld) {
+  SendQueue queue(2, 100);
+  queue.push({.id = 1, .priority = 9, .destination = 0, .bytes = 1});
+  queue.push({.id = 2, .priority = 0, .destination = 1, .bytes = 1});
+  queue.hold(0, true);
+  EXPECT_EQ(queue.pop()->id, 2u);
+  EXPECT_FALSE(queue.pop());
+  EXPECT_FALSE(queue.empty());
+  queue.hold(0, false);
+  EXPECT_EQ(queue.pop()->id, 1u);
+  EXPECT_THROW(queue.hold(2, true), std::invalid_argument);
+}
+
 }  // namespace
 }  // namespace gradwire::fusion

@@ -91,7 +91,7 @@ class WorkerEnd {
  private:
   std::thread thread_{[this] {
     loop->run(
-        std::chrono::hours(1), [this] { outbox.flush(); }, [] {});
+        std::chrono::hours(1), [this] { outbox.flush(Clock::now()); }, [] {});
   }};
 };
 

@@ -58,5 +58,19 @@ TEST(Loop, WhatIsPostedFirstWakesALoopThatHasNothingElse) {
   EXPECT_THAT(order, ElementsAre("first"));
 }
 
+TEST(Loop, WakesAtTheTimeItWasTold) {
+  Loop loop;
+  int batches = 0;
+  loop.post([] {});
+  loop.run(
+      std::chrono::hours(1),
+      [&] {
+        if (++batches == 1) loop.wake_at(std::chrono::steady_clock::now() + std::chrono::milliseconds(1));
+        if (batches == 2) loop.stop();
+      },
+      [] {});
+  EXPECT_GE(batches, 2);
+}
+
 }  // namespace
 }  // namespace gradwire::kvstore

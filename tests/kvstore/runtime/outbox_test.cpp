@@ -218,9 +218,38 @@ TEST(Outbox, SmallFramesShareAMessageAndALargeOneIsTheLastOfIts) {
     frame.payload = transport::Buffer::allocate(bytes);
     outbox.add(0, std::move(frame));
   }
-  outbox.flush();
+  outbox.flush({});
   EXPECT_THAT(messenger.counts, ElementsAre(4, 1, 1))
       << "a message arrives whole, when its last byte has come";
+}
+
+TEST(Outbox, PushesThatAreFarAheadWaitForAnswersOrForTime) {
+  using std::chrono::milliseconds;
+  constexpr std::size_t kBytes = 1U << 20;
+  transport::InprocNetwork network(1, 1);
+  MessageCounter messenger(network.connect(kWorker));
+  Outbox outbox(messenger, std::make_shared<Loop>(), Role::kServer, 1, 0,
+                {.credit_bytes = 1U << 30, .fusion_bytes = 0});
+  const auto add = [&] {
+    transport::Frame frame;
+    frame.header.kind = transport::Kind::kPush;
+    frame.payload = transport::Buffer::allocate(kBytes);
+    outbox.add(0, std::move(frame));
+  };
+  const Outbox::Time begin{std::chrono::hours(1)};
+  for (int i = 0; i < 5; ++i) add();
+  EXPECT_FALSE(outbox.flush(begin)) << "nothing holds up who gets no answers";
+  EXPECT_EQ(messenger.counts.size(), 5u);
+  outbox.answered(0, kBytes, begin + milliseconds(5));
+  outbox.answered(0, kBytes, begin + milliseconds(40));
+  add();
+  const auto again = outbox.flush(begin + milliseconds(40));
+  EXPECT_EQ(again, begin + milliseconds(40 + 2 * 5 + 10));
+  EXPECT_EQ(messenger.counts.size(), 5u);
+  outbox.answered(0, kBytes, begin + milliseconds(41));
+  outbox.answered(0, kBytes, begin + milliseconds(41));
+  outbox.flush(begin + milliseconds(41));
+  EXPECT_EQ(messenger.counts.size(), 6u) << "the others have caught up";
 }
 
 }  // namespace

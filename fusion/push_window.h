@@ -1,0 +1,57 @@
+// PushWindow keeps a worker's pushes in step with those of others. A server can answer a push when every
+// worker's is there. Connections that share a link into a server share it unequally, and so one worker gets
+// ahead of the others: its pushes use up the link, but nothing can be answered, and the link out of the
+// server stands idle. The worker that is ahead pauses, and so the others get the link.
+//
+// A worker is ahead while answers come, but late: its oldest push that has no answer has waited for more than
+// twice the time of the fastest, and kSlack. One that gets no answers at all is not held up: the others
+// compute, and the link is free.
+//
+// Threading: none of its own; the owner's thread calls it.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <deque>
+#include <optional>
+#include <vector>
+
+namespace gradwire::fusion {
+
+class PushWindow {
+ public:
+  using Time = std::chrono::steady_clock::time_point;
+  using Duration = std::chrono::steady_clock::duration;
+
+  /// Less without an answer is no lead. Neither are fewer pushes: one travels while the other is summed.
+  static constexpr std::uint64_t kLeastBytes = 2ULL << 20;
+  static constexpr std::size_t kLeastPushes = 2;
+  static constexpr std::chrono::milliseconds kSlack{10};
+
+  explicit PushWindow(std::uint32_t destinations) : lanes_(destinations) {}
+
+  void sent(std::uint32_t destination, std::uint64_t bytes, Time now);
+  /// An answer to pushes of so many bytes has come. Which of them does not matter: they are taken for the
+  /// oldest.
+  void answered(std::uint32_t destination, std::uint64_t bytes, Time now);
+  /// When the next push may go, unless an answer comes before that; nothing: it may go now.
+  std::optional<Time> closed_until(std::uint32_t destination, Time now) const;
+  /// No push is without an answer.
+  void forget();
+
+ private:
+  struct Sent {
+    std::uint64_t bytes;
+    Time at;
+  };
+  struct Lane {
+    std::deque<Sent> unanswered;  // oldest first
+    std::uint64_t unanswered_bytes = 0;
+    std::optional<Duration> fastest;  // from a push to its answer
+    Time last_answer{};
+  };
+
+  std::vector<Lane> lanes_;
+};
+
+}  // namespace gradwire::fusion
