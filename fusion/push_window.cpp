@@ -1,46 +1,50 @@
 #include "fusion/push_window.h"
 
 #include <algorithm>
+#include <utility>
 
 namespace gradwire::fusion {
 
 void PushWindow::sent(std::uint32_t destination, std::uint64_t bytes, Time now) {
   Lane& lane = lanes_[destination];
-  lane.unanswered.push_back({bytes, now});
+  lane.unanswered.push_back({bytes, bytes, now});
   lane.unanswered_bytes += bytes;
 }
 
 void PushWindow::answered(std::uint32_t destination, std::uint64_t bytes, Time now) {
-  Lane& lane = lanes_[destination];
-  lane.last_answer = now;
+  lanes_[destination].last_answer = now;
+  take(lanes_[destination], bytes, now);
+}
+
+void PushWindow::take(Lane& lane, std::uint64_t bytes, std::optional<Time> answered_at) {
   while (bytes > 0 && !lane.unanswered.empty()) {
     Sent& oldest = lane.unanswered.front();
-    const std::uint64_t taken = std::min(bytes, oldest.bytes);
+    const std::uint64_t taken = std::min(bytes, oldest.unanswered_bytes);
     bytes -= taken;
-    oldest.bytes -= taken;
+    oldest.unanswered_bytes -= taken;
     lane.unanswered_bytes -= taken;
-    if (oldest.bytes > 0) return;
-    lane.fastest = std::min(lane.fastest.value_or(Duration::max()), now - oldest.at);
+    if (oldest.unanswered_bytes > 0) return;
+    if (answered_at && oldest.bytes >= kTellingBytes)
+      lane.fastest = std::min(lane.fastest.value_or(Duration::max()), *answered_at - oldest.at);
     lane.unanswered.pop_front();
   }
 }
 
-std::optional<PushWindow::Time> PushWindow::closed_until(std::uint32_t destination, Time now) const {
-  const Lane& lane = lanes_[destination];
-  if (lane.unanswered_bytes < kLeastBytes || lane.unanswered.size() < kLeastPushes || !lane.fastest)
+std::optional<PushWindow::Time> PushWindow::closed_until(std::uint32_t destination, Time now) {
+  Lane& lane = lanes_[destination];
+  const bool has_lead =
+      lane.fastest && lane.unanswered_bytes >= lane.least_bytes && lane.unanswered.size() >= kLeastPushes;
+  const Duration patience = 2 * lane.fastest.value_or(Duration::zero()) + kSlack;
+  if (!has_lead || now - lane.unanswered.front().at <= patience) {
+    lane.closed_at.reset();
     return std::nullopt;
-  const Duration patience = 2 * *lane.fastest + kSlack;
-  const bool is_late = now - lane.unanswered.front().at > patience;
-  const bool others_push = now - lane.last_answer < patience;
-  if (!is_late || !others_push) return std::nullopt;
-  return lane.last_answer + patience;
-}
-
-void PushWindow::forget() {
-  for (Lane& lane : lanes_) {
-    lane.unanswered.clear();
-    lane.unanswered_bytes = 0;
   }
+  if (!lane.closed_at && now - lane.last_answer < patience) lane.closed_at = now;
+  if (!lane.closed_at) return std::nullopt;
+  if (now - *lane.closed_at < patience) return *lane.closed_at + patience;
+  lane.closed_at.reset();
+  lane.least_bytes = 2 * lane.unanswered_bytes;
+  return std::nullopt;
 }
 
 }  // namespace gradwire::fusion

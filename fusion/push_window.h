@@ -4,8 +4,10 @@
 // server stands idle. The worker that is ahead pauses, and so the others get the link.
 //
 // A worker is ahead while answers come, but late: its oldest push that has no answer has waited for more than
-// twice the time of the fastest, and kSlack. One that gets no answers at all is not held up: the others
-// compute, and the link is free.
+// its patience, which is twice the time of the fastest answer, and kSlack. One that gets no answers at all is
+// not held up: the others compute, and the link is free. No pause is longer than the patience, and after one
+// that no answers have ended, none comes until twice as much is without an answer: the others are slow, or
+// push in another order.
 //
 // Threading: none of its own; the owner's thread calls it.
 #pragma once
@@ -24,8 +26,10 @@ class PushWindow {
   using Duration = std::chrono::steady_clock::duration;
 
   /// Less without an answer is no lead. Neither are fewer pushes: one travels while the other is summed.
-  static constexpr std::uint64_t kLeastBytes = 2ULL << 20;
+  static constexpr std::uint64_t kLeastBytes = 4ULL << 20;
   static constexpr std::size_t kLeastPushes = 2;
+  /// The answer to a smaller push says little of how long a large one's takes.
+  static constexpr std::uint64_t kTellingBytes = 256ULL << 10;
   static constexpr std::chrono::milliseconds kSlack{10};
 
   explicit PushWindow(std::uint32_t destinations) : lanes_(destinations) {}
@@ -34,22 +38,34 @@ class PushWindow {
   /// An answer to pushes of so many bytes has come. Which of them does not matter: they are taken for the
   /// oldest.
   void answered(std::uint32_t destination, std::uint64_t bytes, Time now);
+  /// A push of so many bytes is sent again, and counts once.
+  void lost(std::uint32_t destination, std::uint64_t bytes) {
+    take(lanes_[destination], bytes, std::nullopt);
+  }
   /// When the next push may go, unless an answer comes before that; nothing: it may go now.
-  std::optional<Time> closed_until(std::uint32_t destination, Time now) const;
-  /// No push is without an answer.
-  void forget();
+  std::optional<Time> closed_until(std::uint32_t destination, Time now);
+  /// Begins anew, with no push without an answer: a step is over, or another server takes this one's place.
+  void forget(std::uint32_t destination) { lanes_[destination] = {}; }
+
+  std::uint64_t unanswered_bytes(std::uint32_t destination) const {
+    return lanes_[destination].unanswered_bytes;
+  }
 
  private:
   struct Sent {
     std::uint64_t bytes;
+    std::uint64_t unanswered_bytes;
     Time at;
   };
   struct Lane {
     std::deque<Sent> unanswered;  // oldest first
     std::uint64_t unanswered_bytes = 0;
+    std::uint64_t least_bytes = kLeastBytes;
     std::optional<Duration> fastest;  // from a push to its answer
     Time last_answer{};
+    std::optional<Time> closed_at;
   };
+  static void take(Lane& lane, std::uint64_t bytes, std::optional<Time> answered_at);
 
   std::vector<Lane> lanes_;
 };

@@ -26,7 +26,8 @@ void SendQueue::push(const SendItem& item) {
 std::optional<SendItem> SendQueue::pop() {
   Lane* best = nullptr;
   for (Lane& lane : lanes_) {
-    if (lane.waiting.empty() || lane.is_held || lane.in_flight_bytes >= credit_bytes_) continue;
+    if (lane.waiting.empty() || lane.in_flight_bytes >= credit_bytes_) continue;
+    if (lane.holds(lane.next()->second.item)) continue;
     const std::int32_t priority = lane.next()->first;
     const std::int32_t best_priority = best ? best->next()->first : priority;
     if (!best || priority > best_priority ||
@@ -38,6 +39,7 @@ std::optional<SendItem> SendQueue::pop() {
   const SendItem item = best->take_next();
   best->in_flight_bytes += item.bytes;
   best->served_at = clock_++;
+  if (item.can_be_held) best->last_priority = item.priority;
   --waiting_count_;
   return item;
 }

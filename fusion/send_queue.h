@@ -12,6 +12,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <limits>
 #include <map>
 #include <optional>
 #include <unordered_set>
@@ -27,6 +28,7 @@ struct SendItem {
   std::uint32_t destination = 0;  ///< 0 .. destinations-1
   std::uint64_t bytes = 0;        ///< what it will occupy of the credit
   std::uint64_t piece = 0;        ///< names what is sent: equal for the same part of a key in every step
+  bool can_be_held = false;       ///< hold() concerns it
   bool operator==(const SendItem&) const = default;
 };
 
@@ -48,7 +50,8 @@ class SendQueue {
   /// Returns the credit of a popped item.
   void release(std::uint32_t destination, std::uint64_t bytes);
 
-  /// Lets nothing go to a destination, or again.
+  /// Lets nothing go to a destination that can be held, unless it is more urgent than the last such piece; or
+  /// again.
   void hold(std::uint32_t destination, bool is_held);
 
   /// Destination that pop() favours first, then those after it; rank r of a job starts at r, or all would hit
@@ -73,8 +76,12 @@ class SendQueue {
     std::uint64_t in_flight_bytes = 0;
     std::uint64_t served_at = 0;  // clock_ of its last pop
     bool is_held = false;
+    std::int32_t last_priority = std::numeric_limits<std::int32_t>::max();  // of the last that can be held
 
     ByPriority::iterator next();
+    bool holds(const SendItem& item) const {
+      return is_held && item.can_be_held && item.priority <= last_priority;
+    }
     SendItem take_next();
   };
   void require_destination(std::uint32_t destination) const;

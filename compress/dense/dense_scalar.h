@@ -100,6 +100,7 @@ GRADWIRE_HOST_DEVICE inline float float_from_bits(Format format, std::uint32_t b
   }
 }
 
+/// A signalling NaN, which no encoder writes, may come back quiet on vectors.
 inline float decode_element(Format format, const std::byte* from) noexcept {
   if (bytes_per_element(format) == 4) return load<float>(from);
   return float_from_bits(format, load<std::uint16_t>(from));

@@ -108,6 +108,7 @@ void DenseClient::repeat(Tensor& tensor, std::size_t index) {
 /// its memory back.
 void DenseClient::send_copy(Tensor& tensor, std::size_t index) {
   const TensorPart& part = tensor.parts[index];
+  if (part.request == Kind::kPush) outbox_.sends_again(part.part.server, part.payload.size_bytes());
   Frame frame{header_of(tensor, index), part.payload.copy()};
   frame.payload.seal();
   outbox_.add(part.part.server, std::move(frame));

@@ -50,7 +50,7 @@ void Outbox::add(std::uint32_t rank, Frame frame) {
   if (local_peer_ == transport::Node{role_, rank}) return local_.push_back({std::move(frame), tracer_.now()});
   const std::uint64_t id = next_id_++;
   queue_->push({id, frame.header.priority, rank, transport::kHeaderBytes + frame.payload.size_bytes(),
-                piece_of(frame.header)});
+                piece_of(frame.header), frame.header.kind == Kind::kPush});
   frames_.emplace(id, Waiting{std::move(frame), tracer_.now()});
 }
 
@@ -125,6 +125,19 @@ void Outbox::send(std::uint32_t rank, std::vector<Frame> frames) {
 void Outbox::answered(std::uint32_t rank, std::size_t payload_bytes, Time now) {
   if (local_peer_ != transport::Node{role_, rank})
     window_.answered(rank, transport::kHeaderBytes + payload_bytes, now);
+}
+
+void Outbox::sends_again(std::uint32_t rank, std::size_t payload_bytes) {
+  window_.lost(rank, transport::kHeaderBytes + payload_bytes);
+}
+
+void Outbox::all_answered() {
+  for (std::uint32_t rank = 0; rank < peers_; ++rank) window_.forget(rank);
+}
+
+void Outbox::replace(std::uint32_t rank, std::uint32_t mirror) {
+  mirrors_[rank] = mirror;
+  window_.forget(rank);
 }
 
 std::optional<Outbox::Time> Outbox::hold_or_let_go(std::uint32_t rank, Time now) {

@@ -35,14 +35,18 @@ class Outbox {
   /// Queues a frame to peer `rank`; header.priority orders it.
   void add(std::uint32_t rank, transport::Frame frame);
   /// From now on what goes to peer `rank`, also what waits, is sent to peer `mirror`, on the other's behalf.
-  void replace(std::uint32_t rank, std::uint32_t mirror) { mirrors_[rank] = mirror; }
+  void replace(std::uint32_t rank, std::uint32_t mirror);
   /// Sends what credit allows, to servers also what the window does. Returns when to call this again, where
   /// time alone may allow more.
   std::optional<Time> flush(Time now);
   /// A push of a frame with so many bytes of payload has its answer.
   void answered(std::uint32_t rank, std::size_t payload_bytes, Time now);
+  /// Such a push is about to be sent again.
+  void sends_again(std::uint32_t rank, std::size_t payload_bytes);
   /// No push waits for an answer.
-  void all_answered() { window_.forget(); }
+  void all_answered();
+  /// Of pushes to a peer that were sent.
+  std::uint64_t unanswered_bytes(std::uint32_t rank) const { return window_.unanswered_bytes(rank); }
   /// Whether all has been handed to the Messenger.
   bool empty() const { return frames_.empty() && local_.empty(); }
 

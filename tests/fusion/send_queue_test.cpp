@@ -213,16 +213,28 @@ TEST(SendQueue, RejectsMisuseByName) {
   EXPECT_EQ(queue.in_flight_bytes(1), 0U);
 }
 
-TEST(SendQueue, NothingGoesToADestinationThatIsHeld) {
+TEST(SendQueue, ADestinationThatIsHeldGetsWhatCannotBeHeldAndWhatIsMoreUrgent) {
   SendQueue queue(2, 100);
-  queue.push({.id = 1, .priority = 9, .destination = 0, .bytes = 1});
-  queue.push({.id = 2, .priority = 0, .destination = 1, .bytes = 1});
+  const auto push = [&](std::uint64_t id, std::int32_t priority, std::uint32_t destination,
+                        bool can_be_held) {
+    queue.push(
+        {.id = id, .priority = priority, .destination = destination, .bytes = 1, .can_be_held = can_be_held});
+  };
+  push(1, 5, 0, true);
+  EXPECT_EQ(queue.pop()->id, 1u);
   queue.hold(0, true);
-  EXPECT_EQ(queue.pop()->id, 2u);
+  push(2, 5, 0, true);
+  push(3, 0, 1, true);
+  EXPECT_EQ(queue.pop()->id, 3u) << "another destination's";
+  EXPECT_FALSE(queue.pop());
+  push(4, 6, 0, true);
+  push(5, 7, 0, false);
+  EXPECT_EQ(queue.pop()->id, 5u);
+  EXPECT_EQ(queue.pop()->id, 4u);
   EXPECT_FALSE(queue.pop());
   EXPECT_FALSE(queue.empty());
   queue.hold(0, false);
-  EXPECT_EQ(queue.pop()->id, 1u);
+  EXPECT_EQ(queue.pop()->id, 2u);
   EXPECT_THROW(queue.hold(2, true), std::invalid_argument);
 }
 

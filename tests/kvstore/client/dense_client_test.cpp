@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <stdexcept>
 #include <string>
 #include <utility>
@@ -105,6 +106,30 @@ TEST_F(Parts, APushIsNotSentTwiceItsServerIsAskedForIt) {
   const auto again = end_.take_sent();
   ASSERT_THAT(again, ElementsAre(of(Kind::kPush)));
   EXPECT_EQ(transport::payload_text(again[0].frame), "floats");
+}
+
+TEST_F(Parts, APushCountsOnceUntilItIsAnswered) {
+  constexpr std::uint64_t kOne = transport::kHeaderBytes + 6;
+  const auto unanswered = [this](std::uint32_t server) {
+    std::uint64_t bytes = 0;
+    end_.do_in_loop([&] { bytes = end_.outbox.unanswered_bytes(server); });
+    return bytes;
+  };
+  auto sent = ask(Verb::kPushPull);
+  std::ranges::sort(sent, {}, &SentFrame::server);  // two are server 0's
+  EXPECT_EQ(unanswered(0), 2 * kOne);
+  EXPECT_EQ(unanswered(1), kOne);
+  answer(sent[0], Kind::kMissing);
+  refuse(sent[1], Refusal::kSendAgain);
+  EXPECT_THAT(end_.take_sent(), SizeIs(2));
+  EXPECT_EQ(unanswered(0), 2 * kOne) << "sent again, not once more";
+  answer(sent[0], Kind::kReply);
+  answer(sent[0], Kind::kReply);
+  EXPECT_EQ(unanswered(0), kOne);
+  answer(sent[2], Kind::kReply);
+  EXPECT_EQ(unanswered(1), 0);
+  end_.do_in_loop([this] { client_->all_ended(); });
+  EXPECT_EQ(unanswered(0), 0);
 }
 
 TEST_F(Parts, APullIsSimplySentAgain) {

@@ -237,19 +237,22 @@ TEST(Outbox, PushesThatAreFarAheadWaitForAnswersOrForTime) {
     outbox.add(0, std::move(frame));
   };
   const Outbox::Time begin{std::chrono::hours(1)};
-  for (int i = 0; i < 5; ++i) add();
+  for (int i = 0; i < 7; ++i) add();
   EXPECT_FALSE(outbox.flush(begin)) << "nothing holds up who gets no answers";
-  EXPECT_EQ(messenger.counts.size(), 5u);
+  EXPECT_EQ(messenger.counts.size(), 7u);
+  EXPECT_EQ(outbox.unanswered_bytes(0), 7 * (kBytes + transport::kHeaderBytes));
   outbox.answered(0, kBytes, begin + milliseconds(5));
   outbox.answered(0, kBytes, begin + milliseconds(40));
   add();
   const auto again = outbox.flush(begin + milliseconds(40));
   EXPECT_EQ(again, begin + milliseconds(40 + 2 * 5 + 10));
-  EXPECT_EQ(messenger.counts.size(), 5u);
+  EXPECT_EQ(messenger.counts.size(), 7u);
   outbox.answered(0, kBytes, begin + milliseconds(41));
   outbox.answered(0, kBytes, begin + milliseconds(41));
   outbox.flush(begin + milliseconds(41));
-  EXPECT_EQ(messenger.counts.size(), 6u) << "the others have caught up";
+  EXPECT_EQ(messenger.counts.size(), 8u) << "the others have caught up";
+  outbox.all_answered();
+  EXPECT_EQ(outbox.unanswered_bytes(0), 0u);
 }
 
 }  // namespace
