@@ -225,7 +225,8 @@ def plan(
     [bold]Results[/bold]
     "efficiency" is compute time over step time. "bound" is the efficiency that no schedule of these bytes can beat.
     "interval" is the range of the step. Its end assumes the slow steps of the profile, codecs, sums and messages at
-    twice their cost, and nine tenths of the link's rate. Measured steps are often longer than predicted.
+    twice their cost, and nine tenths of the link's rate. Both ends leave 5 % for the simulator's own error. Measured
+    steps are often longer than predicted.
     "exposed" is the time in which a worker waits for sums. "sent" is what leaves a worker's host in a step.
     Compute, codecs and sums share the cores of the machine that CMD was profiled on. A --model without such a
     machine has a core for every thread. Ctrl-C during --sweep keeps what was predicted until then.

@@ -20,6 +20,7 @@ WORKERS = tuple(2**power for power in range(1, 13))
 _PARTITIONS = (2**18, 2**20, 2**22)  # bytes
 _CREDITS = (2**16, 2**18, 2**20)  # bytes
 _SLOW_LINK, _BUSY_CORES = 0.9, 2.0  # in the slow end of an interval
+_MODEL_ERROR = 0.05  # of the simulator: experiments/plan_predictions
 _WORTH = 0.01  # of efficiency: what a codec or more hosts must gain
 
 
@@ -142,7 +143,8 @@ def with_interval(question: Question, row: Prediction, calibration: Calibration)
 
     From: compute as in the fast steps of the profile, and all else as predicted. To: compute as in its slow steps, or
     as predicted if that is slower, and longer by what codecs and sums take of the same cores where the profile does not
-    say how many there are; these and messages at twice their cost; and a link that carries nine tenths.
+    say how many there are; these and messages at twice their cost; and a link that carries nine tenths. Both ends
+    leave room for the simulator's own error.
     """
     spread, typical = question.profile.spread, question.profile.compute_seconds
     fast, slow = (
@@ -163,7 +165,8 @@ def with_interval(question: Question, row: Prediction, calibration: Calibration)
         profile = question.profile.scaled(factor)
         done = simulation.predict(profile, network, row.variant, row.schedule, costs)
         ends.append(done.step_seconds)
-    return replace(row, step_interval=(min(ends[0], row.step_seconds), max(ends[1], row.step_seconds)))
+    low, high = min(ends[0], row.step_seconds), max(ends[1], row.step_seconds)
+    return replace(row, step_interval=(low * (1 - _MODEL_ERROR), high * (1 + _MODEL_ERROR)))
 
 
 def _codec_seconds(profile: Profile, row: Prediction, calibration: Calibration) -> float:

@@ -1,0 +1,155 @@
+"""Where does the CPU time of a round go, and is the wire full? gradwire beside Gloo, bare sockets, and another tree.
+
+    python experiments/ten_gbit/run.py cpu                     gradwire, Gloo and bare sockets in turns: five minutes
+    python experiments/ten_gbit/run.py wire --against FOLDER   this tree and another one in turns: twelve minutes
+    python experiments/ten_gbit/run.py tables                  measures nothing: prints README.md's tables
+
+As root, on a machine that does nothing else. FOLDER has a checkout in which `make build` was run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from gradwire.netlab import NetLab
+from gradwire.terminal.machine import gradwire_version, machine_description
+
+HERE = Path(__file__).resolve().parent
+GRADIENT_BYTES = 100_000_000
+RATES = ("1gbit", "10gbit")
+RANKS = (2, 4)
+TURNS = 2
+ROUNDS = 5
+# Of `wire`: what `gradwire bench` is asked for.
+ROWS = {
+    "1gbit, 2 workers, 1 server, none": "ps -n 2 -s 1 --bandwidth 1gbit --codec none",
+    "1gbit, 4 workers, 2 servers, none": "ps -n 4 -s 2 --bandwidth 1gbit --codec none",
+    "1gbit, 4 workers, 4 servers, none": "ps -n 4 -s 4 --bandwidth 1gbit --codec none",
+    "1gbit, 8 workers, 1 server, none, 25 MB": "ps -n 8 -s 1 --bandwidth 1gbit --codec none --bytes 25MB",
+    "1gbit, 4 workers, 2 servers, fp16": "ps -n 4 -s 2 --bandwidth 1gbit --codec fp16 --reply fp16",
+    "1gbit, 4 workers, 2 servers, 2bit": "ps -n 4 -s 2 --bandwidth 1gbit --codec 2bit --reply 2bit",
+    "100mbit, 2 workers, 1 server, none, 25 MB": "ps -n 2 -s 1 --bandwidth 100mbit --codec none --bytes 25MB",
+    "10gbit, 4 workers, 2 servers, none": "ps -n 4 -s 2 --bandwidth 10gbit --codec none",
+    "1gbit, 4 peers, none": "allreduce -n 4 --bandwidth 1gbit --codec none",
+    "10gbit, 4 peers, none": "allreduce -n 4 --bandwidth 10gbit --codec none",
+    "1gbit, 4 peers, 2bit": "allreduce -n 4 --bandwidth 1gbit --codec 2bit --reply 2bit",
+}
+
+
+def bench(python: str, words: str) -> list[dict[str, Any]]:
+    """Returns the records of one `gradwire bench` of the tree whose interpreter this is."""
+    command = [python, "-m", "gradwire.cli", "bench", *words.split()]
+    command += ["--repeat", str(ROUNDS), "--launches", "1", "--json", "-"]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, timeout=600)
+    records: list[dict[str, Any]] = json.loads(done.stdout)
+    return records
+
+
+def sockets(ranks: int, bandwidth: str) -> dict[str, float]:
+    """Returns the median round of bare sockets: seconds, and CPU seconds for each GB of gradient."""
+    share = 2 * GRADIENT_BYTES // ranks  # what a rank pushes to another, and what comes back
+    with NetLab(hosts=ranks, bandwidth=bandwidth) as lab:
+        addresses = [lab.host(rank).address for rank in range(ranks)]
+        program = [sys.executable, str(HERE / "sockets.py")]
+        jobs = [
+            lab.host(rank).popen(
+                [*program, str(rank), str(share), str(ROUNDS), *addresses], stdout=subprocess.PIPE, text=True
+            )
+            for rank in range(ranks)
+        ]
+        outputs = [job.communicate(timeout=120)[0] for job in jobs]
+    by_round = list(zip(*([json.loads(line) for line in text.splitlines()] for text in outputs), strict=True))
+    return {
+        "seconds": statistics.median(max(row["seconds"] for row in rows) for rows in by_round),
+        "cpu_seconds_per_gb": statistics.median(
+            sum(row["cpu_seconds"] for row in rows) / (ranks * GRADIENT_BYTES / 1e9) for rows in by_round
+        ),
+    }
+
+
+def measure_cpu() -> list[dict[str, Any]]:
+    """The systems of `cpu` in turns."""
+    found: dict[tuple[str, int, str], list[dict[str, Any]]] = {}
+    for turn in range(TURNS):
+        for bandwidth in RATES:
+            for ranks in RANKS:
+                words = f"allreduce -n {ranks} --bandwidth {bandwidth} --codec none --checksum auto,off --peer gloo"
+                for record in bench(sys.executable, words):
+                    found.setdefault((bandwidth, ranks, record["label"]), []).append(
+                        {
+                            "seconds": record["seconds_median"],
+                            "cpu_seconds_per_gb": record["cpu_seconds_per_gb"],
+                        }
+                    )
+                found.setdefault((bandwidth, ranks, "sockets alone"), []).append(sockets(ranks, bandwidth))
+                print(f"turn {turn + 1} of {TURNS}: {bandwidth}, {ranks} ranks", flush=True)
+    return [
+        {"bandwidth": bandwidth, "ranks": ranks, "system": system, "turns": turns}
+        for (bandwidth, ranks, system), turns in found.items()
+    ]
+
+
+def measure_wire(against: Path) -> list[dict[str, Any]]:
+    """The rows of `wire`, this tree and the other one in turns."""
+    trees = {"before": str(against / ".venv" / "bin" / "python"), "now": sys.executable}
+    rows: list[dict[str, Any]] = []
+    for name, words in ROWS.items():
+        row: dict[str, Any] = {"row": name, "command": f"gradwire bench {words}", "before": [], "now": []}
+        for _ in range(TURNS):
+            for tree, python in trees.items():
+                (record,) = bench(python, words)
+                limit = record["wire_limit_seconds"]
+                row[tree] += [round(seconds / limit, 4) for seconds in record["seconds"]]
+        rows.append(row)
+        print(
+            f"{name}: {statistics.median(row['before']):.3f} to {statistics.median(row['now']):.3f}",
+            flush=True,
+        )
+    return rows
+
+
+def spread(values: Iterable[float]) -> str:
+    """Median, least and most."""
+    ordered = sorted(values)
+    return f"{statistics.median(ordered):.2f} ({ordered[0]:.2f} to {ordered[-1]:.2f})"
+
+
+def tables(record: dict[str, Any]) -> str:
+    """README.md's."""
+    lines = ["| link, ranks | system | s | CPU s/GB |", "|---|---|---|---|"]
+    for row in record.get("cpu", []):
+        seconds = statistics.median(turn["seconds"] for turn in row["turns"])
+        cpu = spread(turn["cpu_seconds_per_gb"] for turn in row["turns"])
+        lines.append(f"| {row['bandwidth']}, {row['ranks']} | {row['system']} | {seconds:.3f} | {cpu} |")
+    lines += ["", "| row | before | now |", "|---|---|---|"]
+    for row in record.get("wire", []):
+        lines.append(f"| {row['row']} | {spread(row['before'])} | {spread(row['now'])} |")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("what", choices=("cpu", "wire", "tables"))
+    parser.add_argument("--against", type=Path, help="of wire: the other tree")
+    parser.add_argument("--folder", type=Path, default=HERE, help="where results.json is")
+    given = parser.parse_args()
+    if given.what == "wire" and given.against is None:
+        parser.error("wire needs --against FOLDER, a checkout in which `make build` was run")
+    file = given.folder / "results.json"
+    record: dict[str, Any] = json.loads(file.read_text()) if file.exists() else {}
+    if given.what != "tables":
+        record[given.what] = measure_cpu() if given.what == "cpu" else measure_wire(given.against)
+        record |= {"gradwire": gradwire_version(), "machine": machine_description()}
+        file.write_text(json.dumps(record, indent=1) + "\n")
+    print(tables(record))
+
+
+if __name__ == "__main__":
+    main()
