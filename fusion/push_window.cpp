@@ -9,6 +9,8 @@ void PushWindow::sent(std::uint32_t destination, std::uint64_t bytes, Time now) 
   Lane& lane = lanes_[destination];
   lane.unanswered.push_back({bytes, bytes, now});
   lane.unanswered_bytes += bytes;
+  if (bytes > 2 * lane.largest) lane.fastest.reset();  // answers to small pushes say little of large ones
+  lane.largest = std::max(lane.largest, bytes);
 }
 
 void PushWindow::answered(std::uint32_t destination, std::uint64_t bytes, Time now) {
@@ -24,7 +26,7 @@ void PushWindow::take(Lane& lane, std::uint64_t bytes, std::optional<Time> answe
     oldest.unanswered_bytes -= taken;
     lane.unanswered_bytes -= taken;
     if (oldest.unanswered_bytes > 0) return;
-    if (answered_at && oldest.bytes >= kTellingBytes)
+    if (answered_at && 2 * oldest.bytes >= lane.largest)
       lane.fastest = std::min(lane.fastest.value_or(Duration::max()), *answered_at - oldest.at);
     lane.unanswered.pop_front();
   }

@@ -28,8 +28,6 @@ class PushWindow {
   /// Less without an answer is no lead. Neither are fewer pushes: one travels while the other is summed.
   static constexpr std::uint64_t kLeastBytes = 4ULL << 20;
   static constexpr std::size_t kLeastPushes = 2;
-  /// The answer to a smaller push says little of how long a large one's takes.
-  static constexpr std::uint64_t kTellingBytes = 256ULL << 10;
   static constexpr std::chrono::milliseconds kSlack{10};
 
   explicit PushWindow(std::uint32_t destinations) : lanes_(destinations) {}
@@ -61,7 +59,8 @@ class PushWindow {
     std::deque<Sent> unanswered;  // oldest first
     std::uint64_t unanswered_bytes = 0;
     std::uint64_t least_bytes = kLeastBytes;
-    std::optional<Duration> fastest;  // from a push to its answer
+    std::uint64_t largest = 0;        // push, in bytes
+    std::optional<Duration> fastest;  // from a push of at least half of that to its answer
     Time last_answer{};
     std::optional<Time> closed_at;
   };

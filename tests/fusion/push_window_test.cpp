@@ -102,8 +102,19 @@ TEST(PushWindow, TheAnswerToASmallPushSaysNothingOfLargeOnes) {
   EXPECT_FALSE(window.closed_until(0, at(100))) << "nobody knows how long an answer takes";
 }
 
+TEST(PushWindow, WhereAllPushesAreSmallTheirAnswersTell) {
+  PushWindow window(1);
+  window.sent(0, 1000, at(0));
+  window.answered(0, 1000, at(5));
+  for (int i = 0; i < 5000; ++i) window.sent(0, 1000, at(10));
+  window.answered(0, 1000, at(40));
+  EXPECT_TRUE(window.closed_until(0, at(40)));
+}
+
 TEST(PushWindow, OneLargePushTravelsWhileAnotherIsSummed) {
-  PushWindow window = practised();
+  PushWindow window(1);
+  window.sent(0, 8 * kPiece, at(0));
+  window.answered(0, 8 * kPiece, at(5));
   window.sent(0, 8 * kPiece, at(10));
   window.answered(0, kPiece, at(40));
   EXPECT_FALSE(window.closed_until(0, at(40)));
