@@ -38,8 +38,8 @@ class TwoBitFixed final : public Codec, public IntegerSums, public Bf16Residuals
   Encoded encode(std::span<const float> grad, std::span<float> residual, std::span<const UnitScale> scales,
                  std::span<std::byte> out, const Position& position) const override;
   /// Throws std::invalid_argument under nonfinite=mxnet, whose NaN bfloat16 would not keep.
-  Encoded encode_bf16(std::span<const float> grad, std::span<std::byte> residual,
-                      std::span<std::byte> out, const Position& position) const override;
+  Encoded encode_bf16(std::span<const float> grad, std::span<std::byte> residual, std::span<std::byte> out,
+                      const Position& position) const override;
   void decode_sum(std::span<const Payload> payloads, std::span<float> out) const override;
   void validate(Payload payload, std::size_t elements) const override;
   std::size_t max_reply_size(std::size_t elements, std::size_t ways, ReplyKind kind) const noexcept override;
