@@ -84,6 +84,27 @@ def test_workers_save_before_their_pods_end(bed: Bed, tmp_path: Path) -> None:
     wait_until(lambda: not objects(tmp_path), launched.NOTICE_SECONDS, "all objects to be deleted")
 
 
+def test_output_is_followed_before_the_pods_are_deleted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where they have just begun, and nobody has looked yet."""
+    told: list[str] = []
+
+    class Log:
+        stdout: tuple[bytes, ...] = ()
+
+        def __init__(self, words: list[str], **_: object) -> None:
+            told.append(f"{words[1]}{' --follow' if '--follow' in words else ''}")
+
+    def asked(words: list[str], **_: object) -> subprocess.CompletedProcess[bytes]:
+        told.append(words[1])
+        return subprocess.CompletedProcess(words, 0, b"", b"")
+
+    monkeypatch.setattr(subprocess, "run", asked)
+    monkeypatch.setattr(subprocess, "Popen", Log)
+    order = {"namespace": "ml", "selector": "a=b", "tasks": 2, "role": "worker", "grace_seconds": 1}
+    Pods(order).let_end()
+    assert told == ["logs --follow", "delete"]
+
+
 def test_no_kubectl_is_an_error(tmp_path: Path) -> None:
     with Job(tmp_path, {"PATH": str(tmp_path)}) as job:
         launched.start(job, Bed("kubernetes", OPTIONS), ["true"], "-s", "0")

@@ -118,6 +118,8 @@ class Pods:
 
     def let_end(self) -> None:
         """Deletes the pods, and waits until they have ended, with their output: they may save."""
+        if self._reader is None:  # of deleted pods kubectl has no output
+            self.follow(to_the_end=True)
         seconds = self._order["grace_seconds"]
         words = ["kubectl", "delete", "jobs", *self._where, *self._selected, "--ignore-not-found"]
         with contextlib.suppress(OSError, subprocess.TimeoutExpired):
