@@ -17,29 +17,26 @@ std::size_t BlockCodec::code_offset(std::size_t i, std::size_t elements) const n
 
 /// Server rounds to nearest in any form: it keeps what is left, and every rank that answers itself must
 /// answer alike.
+std::optional<Dither> BlockCodec::dither_at(const Position* position) const {
+  if (!form_.seed || position == nullptr) return std::nullopt;
+  return Dither{*form_.seed, *position};
+}
+
 bool BlockCodec::encode_run(const float* grad, float* residual, const Run& run, const Position* position,
                             std::byte* out) const {
-  std::byte* const scales = out + scale_offset(run.first);
-  std::byte* const codes = out + code_offset(run.first, run.elements);
-  if (!form_.seed || position == nullptr) {
-    return block::encode(form_.code, form_.block, grad, residual, run.length, scales, codes);
-  }
-  const Dither dither{*form_.seed, *position};
-  return block::encode(form_.code, form_.block, grad, residual, run.length, scales, codes, &dither);
+  const auto dither = dither_at(position);
+  return block::encode(form_.code, form_.block, grad, residual, run.length, out + scale_offset(run.first),
+                       out + code_offset(run.first, run.elements), dither ? &*dither : nullptr);
 }
 
 Encoded BlockCodec::encode_bf16(std::span<const float> grad, std::span<std::byte> residual,
                                 std::span<std::byte> out, const Position& position) const {
   const std::size_t bytes = max_encoded_size(grad.size());
   expect_bf16_spans(name(), grad.size(), residual.size(), out.size(), bytes);
-  std::byte* const codes = out.data() + code_offset(0, grad.size());
-  if (!form_.seed) {
-    return {bytes, block::encode_bf16(form_.code, form_.block, grad.data(), residual.data(), grad.size(),
-                                      out.data(), codes)};
-  }
-  const Dither dither{*form_.seed, position};
-  return {bytes, block::encode_bf16(form_.code, form_.block, grad.data(), residual.data(), grad.size(),
-                                    out.data(), codes, &dither)};
+  const auto dither = dither_at(&position);
+  return {bytes,
+          block::encode_bf16(form_.code, form_.block, grad.data(), residual.data(), grad.size(), out.data(),
+                             out.data() + code_offset(0, grad.size()), dither ? &*dither : nullptr)};
 }
 
 void BlockCodec::decode_run(Payload payload, const Run& run, bool add, float* out) const {

@@ -47,6 +47,8 @@ class BlockCodec final : public FloatSumCodec, public Bf16Residuals {
   void decode_run(Payload payload, const Run& run, bool add, float* out) const override;
   std::string fault(Payload payload, std::size_t elements) const override;
 
+  /// What rounds by chance there; nothing: to nearest. position is null where Server encodes a sum.
+  std::optional<Dither> dither_at(const Position* position) const;
   /// Bytes before the scale and before the code of element i, a multiple of the block.
   std::size_t scale_offset(std::size_t i) const noexcept {
     return i / form_.block * block::scale_bytes(form_.code);

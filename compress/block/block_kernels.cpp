@@ -1,6 +1,7 @@
 #include "compress/block/block_kernels.h"
 
 #include <cstring>
+#include <type_traits>
 
 // Vectors of a length unknown to the compiler cannot stand in the fixed lanes; such machines use 128-bit
 // targets.
@@ -307,22 +308,14 @@ void QuantiseDithered(const float* HWY_RESTRICT x, float scale, std::size_t bloc
 }
 
 /// Blocks that are not whole, or hold what is not finite.
-template <Code kCode>
-bool EncodeByElement(std::size_t block, const float* grad, NoResidual, std::size_t elements,
+template <Code kCode, class Residual>
+bool EncodeByElement(std::size_t block, const float* grad, Residual residual, std::size_t elements,
                      std::byte* scales, std::byte* codes, const Dither* dither, std::size_t first) {
-  return encode_scalar(kCode, block, grad, nullptr, elements, scales, codes, dither, first);
-}
-
-template <Code kCode>
-bool EncodeByElement(std::size_t block, const float* grad, Fp32Residual residual, std::size_t elements,
-                     std::byte* scales, std::byte* codes, const Dither* dither, std::size_t first) {
-  return encode_scalar(kCode, block, grad, residual.at, elements, scales, codes, dither, first);
-}
-
-template <Code kCode>
-bool EncodeByElement(std::size_t block, const float* grad, Bf16Residual residual, std::size_t elements,
-                     std::byte* scales, std::byte* codes, const Dither* dither, std::size_t first) {
-  return encode_bf16_scalar(kCode, block, grad, residual.at, elements, scales, codes, dither, first);
+  if constexpr (std::is_same_v<Residual, Bf16Residual>) {
+    return encode_bf16_scalar(kCode, block, grad, residual.at, elements, scales, codes, dither, first);
+  } else {
+    return encode_scalar(kCode, block, grad, residual.at, elements, scales, codes, dither, first);
+  }
 }
 
 template <Code kCode, class Residual>

@@ -1,5 +1,7 @@
 #include "compress/dense/dense_kernels.h"
 
+#include <type_traits>
+
 // Vectors of a length unknown to the compiler cannot stand in the fixed lanes; such machines use 128-bit
 // targets.
 #define HWY_DISABLED_TARGETS (HWY_SVE | HWY_SVE2 | HWY_SVE_256 | HWY_SVE2_128 | HWY_RVV)
@@ -50,19 +52,6 @@ using BitVector = hn::Vec<Bits>;
 
 HWY_INLINE BitVector Splat(std::uint32_t value) { return hn::Set(Bits(), value); }
 
-HWY_INLINE BitVector LoadHalf(const std::byte* from) {
-  return hn::PromoteTo(Bits(), hn::LoadU(Halves(), reinterpret_cast<const std::uint16_t*>(from)));
-}
-
-/// Writes sixteen bits of a lane: magnitude, and the sign of x.
-HWY_INLINE BitVector StoreHalf(BitVector magnitude, FloatVector x, std::byte* to) {
-  const BitVector half =
-      hn::Or(magnitude, hn::ShiftRight<16>(hn::And(hn::BitCast(Bits(), x), Splat(kSignBit))));
-  hn::StoreU(hn::DemoteTo(Halves(), hn::BitCast(Ints(), half)), Halves(),
-             reinterpret_cast<std::uint16_t*>(to));
-  return half;
-}
-
 // Processors that convert to binary16, to nearest even. For others, Highway's own code truncates.
 #if HWY_ARCH_X86 && HWY_TARGET <= HWY_AVX2
 
@@ -92,7 +81,10 @@ HWY_INLINE FloatVector FloatFromF16(BitVector half) {
   return hn::BitCast(Floats(), hn::Or(bits, hn::ShiftLeft<16>(hn::And(half, Splat(0x8000)))));
 }
 
-HWY_INLINE FloatVector LoadF16(const std::byte* from) { return FloatFromF16(LoadHalf(from)); }
+HWY_INLINE FloatVector LoadF16(const std::byte* from) {
+  return FloatFromF16(
+      hn::PromoteTo(Bits(), hn::LoadU(Halves(), reinterpret_cast<const std::uint16_t*>(from))));
+}
 
 HWY_INLINE FloatVector StoreF16(FloatVector x, std::byte* to) {
   const BitVector magnitude = hn::Min(hn::BitCast(Bits(), hn::Abs(x)), Splat(kF16LargestBits));
@@ -101,7 +93,10 @@ HWY_INLINE FloatVector StoreF16(FloatVector x, std::byte* to) {
   const FloatVector small = hn::Add(hn::BitCast(Floats(), magnitude), hn::Set(Floats(), 0.5f));
   const BitVector subnormal = hn::Sub(hn::BitCast(Bits(), small), Splat(kHalfBits));
   const BitVector rounded = hn::IfThenElse(hn::Lt(magnitude, Splat(kF16SmallestNormal)), subnormal, normal);
-  return FloatFromF16(StoreHalf(rounded, x, to));
+  const BitVector half =
+      hn::Or(rounded, hn::ShiftRight<16>(hn::And(hn::BitCast(Bits(), x), Splat(kSignBit))));
+  hn::StoreU(hn::TruncateTo(Halves(), half), Halves(), reinterpret_cast<std::uint16_t*>(to));
+  return FloatFromF16(half);
 }
 
 #endif
@@ -109,7 +104,7 @@ HWY_INLINE FloatVector StoreF16(FloatVector x, std::byte* to) {
 template <Format kFormat>
 HWY_INLINE FloatVector Load(const std::byte* from) {
   if constexpr (kFormat == Format::kF16) return LoadF16(from);
-  if constexpr (kFormat == Format::kBf16) return hn::BitCast(Floats(), hn::ShiftLeft<16>(LoadHalf(from)));
+  if constexpr (kFormat == Format::kBf16) return LoadBf16(from);
   return hn::LoadU(Floats(), reinterpret_cast<const float*>(from));
 }
 
@@ -118,10 +113,7 @@ template <Format kFormat>
 HWY_INLINE FloatVector Store(FloatVector x, hn::Mask<Floats> finite, std::byte* to) {
   if constexpr (kFormat != Format::kF32) x = hn::IfThenElseZero(finite, x);
   if constexpr (kFormat == Format::kF16) return StoreF16(x, to);
-  if constexpr (kFormat == Format::kBf16) {
-    const BitVector half = StoreHalf(Bf16FromMagnitude(hn::BitCast(Bits(), hn::Abs(x))), x, to);
-    return hn::BitCast(Floats(), hn::ShiftLeft<16>(half));
-  }
+  if constexpr (kFormat == Format::kBf16) return StoreBf16(x, to);
   hn::StoreU(x, Floats(), reinterpret_cast<float*>(to));
   return x;
 }
@@ -134,19 +126,13 @@ HWY_INLINE hn::Mask<Floats> Below(FloatVector x, std::uint32_t first) {
 
 HWY_INLINE hn::Mask<Floats> Finite(FloatVector x) { return Below(x, kInfinityBits); }
 
-template <Format kFormat>
-bool EncodeTail(const float* grad, NoResidual, std::size_t elements, std::byte* out) {
-  return encode_scalar(kFormat, grad, nullptr, elements, out);
-}
-
-template <Format kFormat>
-bool EncodeTail(const float* grad, Fp32Residual residual, std::size_t elements, std::byte* out) {
-  return encode_scalar(kFormat, grad, residual.at, elements, out);
-}
-
-template <Format kFormat>
-bool EncodeTail(const float* grad, Bf16Residual residual, std::size_t elements, std::byte* out) {
-  return encode_bf16_scalar(kFormat, grad, residual.at, elements, out);
+template <Format kFormat, class Residual>
+bool EncodeTail(const float* grad, Residual residual, std::size_t elements, std::byte* out) {
+  if constexpr (std::is_same_v<Residual, Bf16Residual>) {
+    return encode_bf16_scalar(kFormat, grad, residual.at, elements, out);
+  } else {
+    return encode_scalar(kFormat, grad, residual.at, elements, out);
+  }
 }
 
 template <Format kFormat, class Residual>

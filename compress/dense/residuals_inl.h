@@ -24,18 +24,32 @@ namespace gradwire::compress::dense::HWY_NAMESPACE {
 using ResidualTag = hwy::HWY_NAMESPACE::CappedTag<float, 16>;
 using ResidualVector = hwy::HWY_NAMESPACE::Vec<ResidualTag>;
 
-/// Rounds the magnitudes of finite floats to the upper half of their bits, to nearest even.
-template <class V>
-HWY_INLINE V Bf16FromMagnitude(V magnitude) {
+HWY_INLINE ResidualVector LoadBf16(const std::byte* from) {
   namespace hn = hwy::HWY_NAMESPACE;
-  const hn::DFromV<V> d;
-  const V odd = hn::And(hn::ShiftRight<16>(magnitude), hn::Set(d, 1));
-  const V rounded = hn::ShiftRight<16>(hn::Add(hn::Add(magnitude, hn::Set(d, 0x7fff)), odd));
-  return hn::Min(rounded, hn::Set(d, kBf16Largest));
+  const hn::RebindToUnsigned<ResidualTag> bits;
+  const hn::Rebind<std::uint16_t, ResidualTag> halves;
+  const auto half = hn::LoadU(halves, reinterpret_cast<const std::uint16_t*>(from));
+  return hn::BitCast(ResidualTag(), hn::ShiftLeft<16>(hn::PromoteTo(bits, half)));
+}
+
+/// bf16_from_float() of finite floats. Returns what LoadBf16() will read.
+HWY_INLINE ResidualVector StoreBf16(ResidualVector value, std::byte* to) {
+  namespace hn = hwy::HWY_NAMESPACE;
+  const hn::RebindToUnsigned<ResidualTag> d;
+  const hn::Rebind<std::uint16_t, ResidualTag> halves;
+  const auto bits = hn::BitCast(d, value);
+  const auto sign = hn::And(bits, hn::Set(d, kSignBit));
+  const auto magnitude = hn::Xor(bits, sign);
+  const auto odd = hn::And(hn::ShiftRight<16>(magnitude), hn::Set(d, 1));
+  const auto rounded = hn::ShiftRight<16>(hn::Add(hn::Add(magnitude, hn::Set(d, 0x7fff)), odd));
+  const auto half = hn::Or(hn::Min(rounded, hn::Set(d, kBf16Largest)), hn::ShiftRight<16>(sign));
+  hn::StoreU(hn::TruncateTo(halves, half), halves, reinterpret_cast<std::uint16_t*>(to));
+  return hn::BitCast(ResidualTag(), hn::ShiftLeft<16>(half));
 }
 
 struct NoResidual {
   static constexpr bool kIsThere = false;
+  static constexpr float* at = nullptr;
 
   NoResidual from(std::size_t) const { return {}; }
 };
@@ -61,23 +75,9 @@ struct Bf16Residual {
 
   Bf16Residual from(std::size_t i) const { return {at + 2 * i}; }
   HWY_INLINE void Prefetch(std::size_t i) const { hwy::Prefetch(at + 2 * i); }
-  HWY_INLINE ResidualVector Load(std::size_t i) const {
-    namespace hn = hwy::HWY_NAMESPACE;
-    const hn::RebindToUnsigned<ResidualTag> bits;
-    const hn::Rebind<std::uint16_t, ResidualTag> halves;
-    const auto half = hn::LoadU(halves, reinterpret_cast<const std::uint16_t*>(at + 2 * i));
-    return hn::BitCast(ResidualTag(), hn::ShiftLeft<16>(hn::PromoteTo(bits, half)));
-  }
+  HWY_INLINE ResidualVector Load(std::size_t i) const { return LoadBf16(at + 2 * i); }
   /// Requires finite values.
-  HWY_INLINE void Store(ResidualVector value, std::size_t i) const {
-    namespace hn = hwy::HWY_NAMESPACE;
-    const hn::RebindToUnsigned<ResidualTag> d;
-    const hn::Rebind<std::uint16_t, ResidualTag> halves;
-    const auto bits = hn::BitCast(d, value);
-    const auto sign = hn::And(bits, hn::Set(d, kSignBit));
-    const auto half = hn::Or(Bf16FromMagnitude(hn::Xor(bits, sign)), hn::ShiftRight<16>(sign));
-    hn::StoreU(hn::TruncateTo(halves, half), halves, reinterpret_cast<std::uint16_t*>(at + 2 * i));
-  }
+  HWY_INLINE void Store(ResidualVector value, std::size_t i) const { StoreBf16(value, at + 2 * i); }
 };
 
 #endif
