@@ -1,7 +1,6 @@
 #include "fusion/push_window.h"
 
 #include <algorithm>
-#include <utility>
 
 namespace gradwire::fusion {
 

@@ -37,7 +37,7 @@ Outbox::Outbox(transport::Messenger& messenger, std::shared_ptr<Loop> loop, tran
     : messenger_(messenger),
       loop_(std::move(loop)),
       role_(role),
-      peers_(peers),
+      pushed_to_(role == transport::Role::kServer ? peers : 0),
       local_peer_(messenger.local_peer()),
       limits_{limits.credit_bytes, std::min(limits.fusion_bytes, kFullMessageBytes)},
       queue_(std::make_shared<fusion::SendQueue>(peers, limits.credit_bytes)),
@@ -132,7 +132,7 @@ void Outbox::sends_again(std::uint32_t rank, std::size_t payload_bytes) {
 }
 
 void Outbox::all_answered() {
-  for (std::uint32_t rank = 0; rank < peers_; ++rank) window_.forget(rank);
+  for (std::uint32_t rank = 0; rank < pushed_to_; ++rank) window_.forget(rank);
 }
 
 void Outbox::replace(std::uint32_t rank, std::uint32_t mirror) {
@@ -140,15 +140,13 @@ void Outbox::replace(std::uint32_t rank, std::uint32_t mirror) {
   window_.forget(rank);
 }
 
-std::optional<Outbox::Time> Outbox::hold_or_let_go(std::uint32_t rank, Time now) {
-  const auto until = window_.closed_until(rank, now);
-  queue_->hold(rank, until.has_value());
-  return until;
+void Outbox::hold_or_let_go(std::uint32_t rank, Time now) {
+  queue_->hold(rank, window_.closed_until(rank, now).has_value());
 }
 
 std::optional<Outbox::Time> Outbox::flush(Time now) {
   if (!local_.empty()) send_local();
-  for (std::uint32_t rank = 0; rank < peers_; ++rank) hold_or_let_go(rank, now);
+  for (std::uint32_t rank = 0; rank < pushed_to_; ++rank) hold_or_let_go(rank, now);
   std::unordered_map<std::uint32_t, std::pair<std::uint64_t, std::vector<Frame>>> fused;
   const auto send_fused = [&](std::uint32_t rank) {
     auto& [bytes, frames] = fused[rank];
@@ -169,7 +167,7 @@ std::optional<Outbox::Time> Outbox::flush(Time now) {
   }
   for (auto& [rank, pending] : fused) send_fused(rank);
   std::optional<Time> again;
-  for (std::uint32_t rank = 0; rank < peers_ && !queue_->empty(); ++rank) {
+  for (std::uint32_t rank = 0; rank < pushed_to_ && !queue_->empty(); ++rank) {
     const auto until = window_.closed_until(rank, now);
     if (until && (!again || *until < *again)) again = until;
   }

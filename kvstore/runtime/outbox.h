@@ -60,14 +60,14 @@ class Outbox {
   Span leave_queue(std::uint32_t rank, const Waiting& waiting) const;
   void send_local();
   /// Holds what goes to a peer whose window is closed.
-  std::optional<Time> hold_or_let_go(std::uint32_t rank, Time now);
+  void hold_or_let_go(std::uint32_t rank, Time now);
   void send(std::uint32_t rank, std::vector<transport::Frame> frames);
   transport::Frame metered(std::uint32_t rank, transport::Frame frame, const Span& send);
 
   transport::Messenger& messenger_;
   std::shared_ptr<Loop> loop_;  // owners: the Outbox's owner and payloads still in the socket
   transport::Role role_;
-  std::uint32_t peers_;
+  std::uint32_t pushed_to_;  // peers: none of a server's
   std::optional<transport::Node> local_peer_;
   Limits limits_;
   std::shared_ptr<fusion::SendQueue> queue_;  // owners: this; release tasks hold it weakly
