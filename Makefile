@@ -161,12 +161,16 @@ fi
 endef
 
 # $(call make_venv,FILES): .venv, which remembers what was installed of each file. It is made again where one of them has changed,
-# or where the clone has moved (its scripts hold their interpreter's path).
+# or where the clone has moved (its scripts hold their interpreter's path). A link to another clone's is left alone: to make it
+# again would empty that clone's.
 INSTALLED := .venv/installed
 define make_venv
 stale=; [ "$$(cat $(INSTALLED)/clone 2>/dev/null)" = '$(CURDIR)' ] && $(PYTHON) -c '' 2>/dev/null || stale=yes; \
 for f in $(1); do if [ -f $(INSTALLED)/$$f ] && ! cmp -s $$f $(INSTALLED)/$$f; then stale=yes; fi; done; \
 if [ -n "$$stale" ]; then \
+  if [ -L .venv ]; then \
+    echo "venv: .venv is a link to $$(readlink .venv), which is not this clone's; remove the link, then call make again"; exit 1; \
+  fi; \
   $(BASE_PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || \
     { echo 'venv: $(BASE_PYTHON) is older than 3.10; name another: make BASE_PYTHON=/usr/bin/python3 ...'; exit 1; }; \
   $(BASE_PYTHON) -m venv --clear .venv; mkdir $(INSTALLED); echo '$(CURDIR)' > $(INSTALLED)/clone; \
@@ -194,7 +198,8 @@ wanted=$$({ find CMakeLists.txt pyproject.toml $(CPP_FOLDERS) python/src python/
 if [ "$$wanted" != "$$(cat $(STAMPS)/install 2>/dev/null)" ] || [ ! -x .venv/bin/gradwire ]; then \
   echo 'install: building the extension'; \
   CMAKE_BUILD_PARALLEL_LEVEL=$(JOBS) $(PYTHON) -m pip install --quiet --disable-pip-version-check --no-build-isolation \
-    --no-deps -C build-dir=build/release -C build.targets=gradwire_package $(addprefix -C cmake.define.,$(1)) --editable . && \
+    --no-deps $(addprefix --config-settings=,build-dir=build/release build.targets=gradwire_package $(addprefix cmake.define.,$(1))) \
+    --editable . && \
   echo "$$wanted" > $(STAMPS)/install; \
 fi
 endef
