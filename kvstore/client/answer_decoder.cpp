@@ -33,6 +33,8 @@ void AnswerDecoder::decode(Tensor& tensor, std::size_t index, const Frame& answe
   const FrameHeader& header = answer.header;
   const Part& part = tensor.parts[index].part;
   const Operation& operation = *tensor.current;
+  // Where pushes are applied at once, a push has no memory for an answer. A server must not make this worker
+  // write to it.
   if (operation.out_elements() < part.offset + part.count)
     throw compress::DecodeError("answer: values for a push that asked for none");
   if (operation.out64.empty()) {
@@ -57,6 +59,7 @@ void AnswerDecoder::decode(Tensor& tensor, std::size_t index, const Frame& answe
 
 std::uint32_t AnswerDecoder::ways_of(const FrameHeader& reply) const {
   const std::uint32_t absent = absent_of(reply.flags);
+  // The number divides and sizes what follows, and comes from a peer.
   if (absent >= contributors_) {
     throw compress::DecodeError(
         fmt::format("reply: {} of {} workers are absent from it, expected fewer", absent, contributors_));
@@ -83,6 +86,7 @@ void AnswerDecoder::decode_floats(Tensor& tensor, std::size_t index, const Frame
   } else if (tensor.parts[index].request == Kind::kPush) {
     const auto& codec = tensor.codec();
     tensor.expect_codec_of_push(header);
+    // The answer to a push agrees the scales of the tensor's next round.
     const auto next = codec.agrees_scales() ? tensor.scales_of(part) : std::span<compress::UnitScale>();
     codec.decode_reply_scaled(payload, ways, reply, scale, out, next);
   } else {  // the answer to a round that may have had another codec; its scales are not ours to use

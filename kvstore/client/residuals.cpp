@@ -37,6 +37,7 @@ void Residuals::write(KeyId key, std::uint64_t offset, std::span<const float> va
 
 void Residuals::add(KeyId key, std::uint64_t offset, std::span<const float> values, float scale) {
   std::vector<float> sums(values.size());
+  // Where there is no residual yet, sums stay zero.
   read(key, offset, sums);
   std::ranges::transform(sums, values, sums.begin(),
                          [scale](float sum, float value) { return sum + scale * value; });
@@ -78,6 +79,7 @@ void Residuals::keep_what_was(Tensor& tensor) const {
   tensor.has_before = false;
   if (!keeps_rollback_ || !(tensor.codec().lossy() || tensor.has_leftover())) return;
   tensor.has_before = true;
+  // Scales go back with the residual: the round that is rolled back has agreed the next ones.
   tensor.scales_known_before = tensor.scales_known;
   if (tensor.current->works_on_device()) return tensor.on_device->keep_what_was();
   tensor.residual_before.resize(tensor.spec.elements());
@@ -93,6 +95,7 @@ void Residuals::roll_back(std::span<const KeyId> keys) {
       tensor.on_device->roll_back();
       continue;
     }
+    // What the round made of it is of no use any more, so nothing is copied.
     tensor.residual.swap(tensor.residual_before);
     tensor.scales.swap(tensor.scales_before);
   }
