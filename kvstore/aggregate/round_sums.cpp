@@ -23,6 +23,7 @@ using transport::Kind;
 Frame RoundSums::answer(Partition& partition, const Round& round) {
   tell(RoundMoment::kAllHere, round.first);
   try {
+    // Only here, when all are here: the error then reaches every worker of the round, as its answer.
     round.program_steps.require_alike();
     return reply(partition, round);
   } catch (const std::exception& error) {  // payloads fine one by one, but not together
@@ -61,6 +62,8 @@ Frame RoundSums::sum(Partition& partition, const Round& round, const compress::C
   partition.first64 = {};
   const std::uint32_t segments = round.first.flags & transport::kFlagSegments;
   std::uint32_t flags = round.flags | segments | (encoded.nonfinite ? transport::kFlagNonfinite : 0U);
+  // A shortened push shows that the workers read shortened replies. The stage knows the codes of one tensor
+  // only.
   if (kind == ReplyKind::kSame && round.takes_shortened && segments == 0)
     shorten(codec, partition.count, out, flags, parts_.pool);
   Frame frame = answer_to(round.first, Kind::kReply, std::move(out));
@@ -87,6 +90,7 @@ Frame RoundSums::sum_with_leftover(Partition& partition, const Round& round, con
         with_absent(round.flags | (is_finite ? 0U : transport::kFlagNonfinite), parts_.joined.away());
     return frame;
   };
+  // A sum of float64 stays one: it must not lose bits because an earlier codec has left something.
   if (codec.as_float64() == nullptr) return answer_with(decoded_sum(partition, codec, contributions));
   std::vector<double> sum(partition.count);
   contributions.encode_reply(codec, partition.count, ReplyKind::kSame, {},
@@ -122,6 +126,7 @@ void RoundSums::apply(Partition& partition, Frame push) {
 }
 
 void RoundSums::begin_with_sum(Partition& partition, std::size_t contributors) {
+  // It has a weight already, or was never pushed and has to be initialised first.
   if (!partition.value.empty() || !partition.answer) return;
   Frame sum = share(*partition.answer);
   const FrameHeader& header = sum.header;
@@ -135,12 +140,14 @@ void RoundSums::begin_with_sum(Partition& partition, std::size_t contributors) {
       std::memcpy(partition.value.data(), payload.data(), payload.size());
     }
   }
+  // The last round failed, so its answer is an error and no sum.
   if (header.kind != Kind::kReply) return;
   if ((header.flags & transport::kFlagSegments) != 0) return;
   restore(sum, parts_.pool);
   const compress::Codec& codec = parts_.codecs.of(header);
   std::vector<float> value(partition.count);
   std::vector<compress::UnitScale> unused(codec.agrees_scales() ? compress::unit_count(value.size()) : 0);
+  // Workers that had joined are not in the sum, and its form depends on how many are.
   codec.decode_reply(std::as_const(sum.payload).bytes(), contributors - absent_of(header.flags),
                      static_cast<compress::ReplyKind>(header.reply), value, unused);
   partition.value = std::move(value);

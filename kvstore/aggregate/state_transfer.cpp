@@ -56,6 +56,7 @@ Frame StateTransfer::write(std::uint32_t worker, const Frame& frame) {
   const auto known = partitions_.find({header.key, header.offset});
   if (known != partitions_.end()) {
     const Partition& partition = known->second;
+    // Before the refusals below: rounds may have begun since the first copy was acknowledged.
     if (partition.came_before(worker, header.step)) return answer_to(header, Kind::kAck);
     const bool has_gone_on = (partition.answer && partition.next_step != state.next_step) ||
                              (partition.clocks && partition.clocks->has_begun());

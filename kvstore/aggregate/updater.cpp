@@ -70,6 +70,8 @@ class SgdUpdater final : public Updater {
   void update(std::span<float> weight, std::span<const float> gradient,
               OptimizerState& state) const override {
     auto& m = state.moments;
+    // Also in the middle of a job: the same optimizer may be given a momentum later, and goes on from its
+    // state.
     if (momentum_ != 0 && m.empty()) m.assign(weight.size(), 0.0F);
     for (std::size_t i = 0; i < weight.size(); ++i) {
       const float g = prepared_(gradient[i]) + wd_ * weight[i];
@@ -220,6 +222,7 @@ void require_valid(const Row& row, const std::string& name, double value) {
   for (const Parameter& parameter : row.parameters) {
     valid.push_back(parameter.name);
     if (parameter.name != name) continue;
+    // Updaters compute in float32.
     if (!std::isfinite(static_cast<float>(value))) {
       throw std::invalid_argument(
           fmt::format("set_optimizer: {}={} of {} is larger than float32 can say; expected at most {}", name,

@@ -44,6 +44,7 @@ void Loop::run(std::chrono::milliseconds tick, const std::function<void()>& afte
       std::unique_lock lock(mutex_);
       const auto wake = std::min(next_tick, std::exchange(wake_, std::nullopt).value_or(next_tick));
       posted_.wait_until(lock, wake, [this] { return stopped_ || !inbox_.empty() || !first_.empty(); });
+      // Under the lock that stop() takes: what was posted before stop() is in this batch, and still runs.
       batch.swap(inbox_);
       stopping = stopped_;
     }
@@ -53,6 +54,7 @@ void Loop::run(std::chrono::milliseconds tick, const std::function<void()>& afte
       run_first();
     }
     batch.clear();
+    // Also where nothing was posted: wake_at() and the tick want what is due to leave.
     after_batch();
     if (const auto now = Clock::now(); now >= next_tick) {
       on_tick();
