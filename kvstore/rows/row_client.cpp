@@ -43,6 +43,7 @@ void RowClient::start(std::uint64_t key, Table& table, RowOperation operation) {
   const auto& requests = table.active.operation.requests;
   table.active.resends.resize(requests.size());
   for (std::size_t i = 0; i < requests.size(); ++i) {
+    // Looked up at each repetition, because the operation lives in the table and not in this closure.
     const auto repeat = [this, key, i] { send(tables_.at(key).active.operation.requests[i]); };
     pending_.add(pending, i, {requests[i].server, patience_, repeat}, now);
     send(requests[i]);
@@ -66,6 +67,7 @@ void RowClient::handle(transport::Node from, Frame& frame) {
   if (found == active.pending->requests.end()) return;
   PendingRequests::heard(found->second);
   const std::size_t request = found->first;
+  // The answer was lost on its way here. A server answers a repeated request again.
   if (!frame.payload.is_intact()) return send_again(active, request);
   switch (header.kind) {
     case Kind::kRowReply:
@@ -81,6 +83,7 @@ void RowClient::handle(transport::Node from, Frame& frame) {
       found->second.is_held = true;
       found->second.awaited = awaited_in(frame);
       return;
+    // The request arrived damaged at the server.
     case Kind::kRowMissing:
       return send_again(active, request);
     default:
@@ -112,6 +115,8 @@ void RowClient::refuse(std::uint64_t key, std::size_t request, const std::string
   const auto all =
       fmt::format("{} refused {}: {}", transport::to_string({server_role_, requests[request].server}),
                   active.operation.what, text);
+  // While a push of the operation is open, other workers wait for its round, whichever of the requests was
+  // refused.
   const bool others_wait = std::ranges::any_of(active.pending->requests, [&](const auto& entry) {
     const Kind kind = requests[entry.first].header.kind;
     return kind == Kind::kRowPush || kind == Kind::kRowInit;
