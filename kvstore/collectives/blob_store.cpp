@@ -23,6 +23,10 @@ std::string name_of(const BlobId& id) {
 
 }  // namespace
 
+// A blob is in `letters_` from its post until its last reader has acknowledged it. Then its bytes are let
+// go, and its name goes to `delivered_`, for posts and fetches that come again. Names are forgotten when
+// their poster begins another collective. A fetch that comes before its blob is in `waiting_`.
+
 BlobStore::BlobStore(std::uint32_t workers, std::size_t most_per_worker)
     : workers_(workers),
       most_per_worker_(most_per_worker),
@@ -77,6 +81,8 @@ void BlobStore::on_post(std::uint32_t worker, Frame frame, std::vector<Answer>& 
     return refuse_if_gone(id, letter, answers);  // that may have been lost too
   }
   auto readers = readers_of(worker, header);
+  // A worker begins a collective when its blobs of the one before are delivered. Only their names are left
+  // here.
   drop_older(worker, id.sequence);
   if (held_[worker] >= most_per_worker_) {
     throw Refused{Refusal::kLetter,
@@ -120,6 +126,7 @@ void BlobStore::answer_waiting(const BlobId& id, Letter& letter, std::vector<Ans
   for (const auto& [reader, fetch] : found->second) {
     --waiting_count_[reader];
     try {
+      // A fetch is noted before anybody knows the blob's readers and length. They are compared here.
       deliver(letter, reader, fetch, answers);
     } catch (const Refused& refused) {
       answers.push_back({reader, refusal_of(fetch, refused)});
@@ -159,6 +166,7 @@ void BlobStore::wait(std::uint32_t worker, const BlobId& id, const FrameHeader& 
                   fmt::format("fetch of {}: worker {} waits for {} letters already, at most {} are noted",
                               name_of(id), worker, waiting_count_[worker], most_per_worker_)};
   }
+  // A repeated fetch waits once.
   if (waiting_[id].insert_or_assign(worker, header).second) ++waiting_count_[worker];
 }
 
@@ -173,6 +181,7 @@ void BlobStore::deliver(Letter& letter, std::uint32_t reader, const FrameHeader&
                   fmt::format("fetch of {}: {} bytes asked for, it has {}", name_of(blob_id_of(fetch)),
                               fetch.count, letter.header.count)};
   }
+  // Only a reader that was sent the blob may acknowledge it, or counts as having it when it leaves.
   letter.sent_to.insert(reader);
   answers.push_back({reader, answer_to(letter.header, Kind::kLetter, letter.bytes.share())});
 }
@@ -198,6 +207,7 @@ BlobStore::Letters::iterator BlobStore::acknowledge(std::uint32_t reader, Letter
   letter.readers.erase(reader);
   if (!letter.readers.empty()) return std::next(at);
   answers.push_back({id.poster, answer_to(letter.header, Kind::kDelivered)});
+  // The name still counts in held_, which therefore bounds both.
   delivered_.insert(id);
   return letters_.erase(at);
 }

@@ -79,6 +79,7 @@ struct Bfloat16 {
   static Bits store(float value) {
     if (std::isnan(value)) return kNan;
     const auto bits = std::bit_cast<std::uint32_t>(value);
+    // To nearest, and to even where both are equally near: the carry moves on by itself, up to infinity.
     return static_cast<Bits>((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
   }
 };

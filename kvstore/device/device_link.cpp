@@ -33,6 +33,7 @@ const compress::DeviceCodec* DeviceLink::twin(const compress::Codec& codec) {
   const std::lock_guard lock(twins_mutex_);
   const compress::CodecSpec spec = codec.spec();
   const auto [found, is_new] = twins_.try_emplace(compress::canonical_spec(spec));
+  // A null is kept too: a device without a twin is asked once per codec.
   if (is_new) found->second = device_->twin(spec);
   return found->second.get();
 }
@@ -61,6 +62,7 @@ DeviceLink::Batch::~Batch() {
 std::span<std::byte> DeviceLink::Batch::room(std::span<std::byte>& bytes, std::size_t size_bytes) {
   if (bytes.size() < size_bytes) {
     const std::size_t grown = std::max(size_bytes, 2 * bytes.size());
+    // The old block stays: work that was queued before still reads or writes it.
     lane_.memory.push_back(link_.device_->allocate(grown));
     bytes = {lane_.memory.back().get(), grown};
   }

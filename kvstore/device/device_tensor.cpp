@@ -43,6 +43,7 @@ void DeviceTensor::prepare(const compress::Codec& codec, std::size_t units, std:
   if (codec.agrees_scales() && units_ != units) {
     scales_ = link_->device().allocate(units * sizeof(UnitScale));
     units_ = units;
+    // It has room for another number of scales.
     scales_before_.reset();
   }
   if (!needs_residual) return;
@@ -161,6 +162,7 @@ void DeviceTensor::encode(const DeviceRound& round, const Part& part, std::span<
     const compress::DeviceWork work{batch.stream(), payload->report(),
                                     batch.scratch(round.twin->scratch_bytes(run.count))};
     const auto residual = codec.lossy() ? residual_of(run) : std::span<float>();
+    // In a round that does not know them yet, the codec sends floats, which agree them.
     const auto scales = round.scales_known ? scales_of(run) : std::span<UnitScale>();
     payload->segment_bytes.push_back(
         round.twin->encode(in.subspan(run.first, run.count), residual, scales, staging.subspan(begin), work));
@@ -178,6 +180,8 @@ void DeviceTensor::decode(const DeviceRound& round, const Part& part, const Devi
   const std::size_t bytes = answer.reply.size();
   auto pinned = std::make_shared<transport::Buffer>(link_->take_pinned(padded(bytes) + sizeof(DeviceReport)));
   DeviceReport* const report = report_behind(*pinned, bytes);
+  // The answer's frame ends before the device reads it, and only pinned memory crosses without a thread that
+  // waits.
   std::ranges::copy(answer.reply, pinned->bytes().begin());
   const compress::Payload reply = pinned->bytes().first(bytes);
   const auto replies =
@@ -203,6 +207,7 @@ void DeviceTensor::decode(const DeviceRound& round, const Part& part, const Devi
   batch.then([pinned = std::move(pinned), report, ways = answer.ways, twin = round.twin,
               next = std::move(next)](std::exception_ptr error) mutable {
     try {
+      // Codes that no peer may send are found by the device. It reports them here, when it is done.
       if (!error) twin->check_report(*report, ways);
     } catch (...) {
       error = std::current_exception();

@@ -36,6 +36,7 @@ std::uint32_t hash_of(const FrameHeader& header) {
   };
   for (const std::uint64_t value : {header.key, header.offset, header.step, header.count}) add(value);
   add(header.program_step);
+  // Of the flags only the layout: whether a rank found a NaN may differ.
   add(std::uint64_t{header.dtype} << 48 | std::uint64_t{header.flags & transport::kFlagSegments} << 16 |
       std::uint64_t{header.codec} << 8 | header.reply);
   for (const std::uint32_t parameter : header.codec_parameters) add(parameter);
@@ -66,6 +67,7 @@ SumTrailer SumTrailer::read(std::span<const std::byte> tail, ElementType type, c
   const std::uint32_t hash = hash_of(header);
   SumTrailer read;
   for (std::size_t i = 0; i < kHashElements; ++i)
+    // Small whole numbers are exact in every type, so a sum of ones is compared by its bits.
     read.same = read.same && element(i) == bits_of(type, (hash >> i & 1U) * ranks);
   read.nonfinite = element(kHashElements) != 0;
   return read;

@@ -66,6 +66,7 @@ std::optional<ClockReading> ClockProbe::read_server(std::uint32_t server, const 
     const auto answer = ask(server, deadline);
     if (!answer) break;
     const nanoseconds round_trip = answer->here - sent;
+    // The error of a reading is at most half its round trip.
     if (best && best->round_trip <= round_trip) continue;
     const auto middle = trace.told(sent + round_trip / 2);
     if (!can_subtract(answer->there, middle)) continue;  // no clock shows that
@@ -93,6 +94,7 @@ std::optional<ClockProbe::Answer> ClockProbe::ask(std::uint32_t server, TraceClo
 }
 
 void ClockProbe::take(const FrameHeader& header) {
+  // Before the lock, so that waiting for it does not count as distance.
   const auto here = TraceClock::now();
   {
     const std::lock_guard lock(mutex_);

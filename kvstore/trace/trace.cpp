@@ -34,11 +34,13 @@ class Trace::Buffer {
     time.store(time.load(std::memory_order_relaxed) + std::chrono::nanoseconds(span.end - span.begin).count(),
                std::memory_order_relaxed);
     const std::uint64_t end = written_.load(std::memory_order_relaxed);
+    // Acquire: the reader has copied a slot before it is written again.
     if (end - taken_.load(std::memory_order_acquire) == spans_) {
       dropped_.fetch_add(1, std::memory_order_relaxed);
       return;
     }
     std::construct_at(&ring_[end % spans_].span, span);
+    // Release: a reader that sees this end sees the span.
     written_.store(end + 1, std::memory_order_release);
   }
 
@@ -76,6 +78,7 @@ Trace::~Trace() = default;
 Trace::Buffer* Trace::own_buffer() {
   thread_local std::uint64_t known_id = 0;
   thread_local Buffer* known = nullptr;
+  // By number and not by address: a pointer of a trace that has ended is never used for another in its place.
   if (known_id == id_) return known;
   thread_local const std::uint64_t self = ++threads_met;
   const std::lock_guard lock(mutex_);
@@ -86,6 +89,7 @@ Trace::Buffer* Trace::own_buffer() {
   } else if (buffers_.size() < options_.most_threads) {
     known = buffers_.emplace_back(std::make_unique<Buffer>(self, options_.spans_per_thread)).get();
   } else {
+    // Remembered, too: further spans of this thread are counted without the lock.
     known = nullptr;
   }
   known_id = id_;
@@ -96,6 +100,7 @@ void Trace::start() {
   if (is_on()) return;
   const std::lock_guard lock(mutex_);
   std::vector<Span> forgotten;
+  // Emptied and not replaced: their threads hold pointers to them.
   for (const auto& buffer : buffers_) buffer->take(forgotten);
   readings_.clear();
   dropped_before_ = dropped_ever();
