@@ -99,6 +99,8 @@ void CompressionSettings::set(const compress::CodecSpec& spec, const std::string
 
 void CompressionSettings::tell_weight_replies(const std::shared_ptr<const WeightReplies>& replies) {
   if (context_.rank() == 0) context_.rounds.command("weights " + replies->text());
+  // Between the command and the barrier: no worker pushes before all servers and this worker's thread have
+  // the format.
   context_.rounds.set_weight_replies(replies, context_.keys.size());
   weight_replies_ = replies->text();
   context_.barrier();
@@ -120,9 +122,11 @@ void CompressionSettings::set_of_keys(std::span<const KeyId> keys, const compres
   context_.meeting.check_for_all("key compression", [&] {
     compression = make_compression(spec, reply);
     require_own_scale("set_key_compression", *compression);
+    // Throws for a key that does not exist, on all ranks.
     for (const KeyId key : keys) context_.keys.elements_of(key);
     buckets = whole_buckets_of(keys);
   });
+  // A push that was begun before has the codec from before, as on all ranks.
   context_.rounds.await("set_key_compression");
   const std::string text = fmt::format("keys={}\n{}", fmt::join(keys, ","), describe(*compression));
   context_.meeting.agree("set_key_compression", text, "key compression");
@@ -169,6 +173,7 @@ std::vector<std::uint32_t> CompressionSettings::bucket_groups(std::span<const Ke
   std::vector<std::uint32_t> found;
   for (std::size_t i = 0; i < keys.size(); ++i) {
     const auto own = own_.find(keys[i]);
+    // Compared as text: equal codecs of two calls are one.
     const std::string text = own == own_.end() ? "" : describe(*own->second);
     const auto next = static_cast<std::uint32_t>(numbers.size());
     found.push_back(numbers.try_emplace({groups.empty() ? 0 : groups[i], text}, next).first->second);

@@ -20,6 +20,7 @@ void KeyTable::add(const std::vector<KeySpec>& sorted) {
           fmt::format("init: key '{}' was declared before; declare each key once", key.name));
     }
   }
+  // After the names were checked: nothing has changed where this call throws for one.
   rounds_.add_keys(sorted, cut_, server_load_);
   keys_.insert(keys_.end(), sorted.begin(), sorted.end());
   declared_.merge(added);
@@ -72,6 +73,7 @@ FusedBucket& KeyTable::bucket_of(const std::vector<KeyId>& members) {
   FusedBucket& bucket = found->second;
   if (!is_new) return bucket;
   const std::unique_lock lock(mutex_);
+  // For people only: a bucket is not among the declared names, so a key may be called the same.
   KeySpec spec{fmt::format("{} to {}", keys_[members.back()].name, keys_[members.front()].name), {0}};
   std::vector<std::uint32_t> segments;
   for (const KeyId member : members) {
@@ -80,6 +82,7 @@ FusedBucket& KeyTable::bucket_of(const std::vector<KeyId>& members) {
   }
   const auto servers = static_cast<std::uint32_t>(server_load_.size());
   const auto parts =
+      // No bound is reached, so that the bucket goes whole to one server.
       place_keys({&spec, 1}, servers, cut_, std::numeric_limits<std::uint64_t>::max(), server_load_);
   rounds_.add_bucket(spec, {parts.front().front().server, 0, spec.elements()}, std::move(segments));
   bucket.key = keys_.size();

@@ -56,6 +56,7 @@ std::vector<std::string> Meeting::meet(std::string_view name, std::string_view b
 }
 
 void Meeting::refuse(std::string_view name, const std::string& text) {
+  // In a later generation the others are right: this worker alone fails (wire/PROTOCOL.md, "Wrong calls").
   if (messenger_.world().generation == 1) all_gather(name, refusal(text));
 }
 
@@ -76,6 +77,7 @@ std::vector<std::string> Meeting::attempt(const char* what, const std::function<
   std::string blob;
   try {
     blob = blob_of(Outcome::kDone, work());
+    // The job has failed, or a rank did not come: no exchange would end.
   } catch (const transport::TransportError&) {
     throw;
   } catch (const transport::TimeoutError&) {

@@ -62,7 +62,7 @@ void Hierarchy::start(RoundThread& uplink) {
   rounds.tier = Tier::kHost;
   rounds.on_failure = [this](const std::exception_ptr& error) { fail_job(error); };
   rounds_ = std::make_unique<RoundThread>(*link_.worker, options_, rounds);
-  // The uplink has run since before this call, and may have failed when there were no rounds to tell.
+  // The uplink has run since before this call, and may have failed when there were no rounds to fail.
   if (early_failure_) rounds_->fail(early_failure_);
 }
 

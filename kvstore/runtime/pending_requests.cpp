@@ -76,7 +76,7 @@ bool PendingRequests::is_slow(const Operation& operation, Clock::time_point now)
 std::vector<std::string> PendingRequests::warnings(Clock::time_point now) {
   std::map<std::string, Group> slow;
   for (const Operation& operation : operations_) {
-    // By name: a collective's letters are many operations of one name, and one line about them is enough.
+    // By name: a collective's blobs are many operations of one name, and one line about them is enough.
     if (is_slow(operation, now)) slow[operation.name()].push_back(&operation);
   }
   std::vector<std::string> texts;
