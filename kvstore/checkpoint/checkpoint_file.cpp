@@ -54,6 +54,7 @@ void rename_into_place(const std::filesystem::path& from, const std::filesystem:
   std::error_code error;
   std::filesystem::rename(from, to, error);
   if (error) throw std::runtime_error(fmt::format("checkpoint: {}: {}", to.string(), error.message()));
+  // The name is in the folder, which the disk does not have before this.
   sync_folder(to.parent_path());
 }
 
@@ -88,6 +89,7 @@ std::size_t OpenFile::read(std::uint64_t position, std::span<std::byte> bytes) c
         ::pread(descriptor_, bytes.data() + all, bytes.size() - all, static_cast<off_t>(position + all));
     if (done < 0 && errno == EINTR) continue;
     if (done < 0) fail("cannot be read");
+    // The end of the file. The caller sees that fewer bytes came, and says what was cut short.
     if (done == 0) break;
     all += static_cast<std::size_t>(done);
   }
@@ -133,6 +135,7 @@ std::string read_text_file(const std::filesystem::path& path, std::size_t most) 
         "checkpoint: {} has {} bytes, expected at most {}; it is none of ours", path.string(), bytes, most));
   }
   std::string text(bytes, '\0');
+  // Somebody may be writing, so that fewer bytes come than the size promised.
   text.resize(file.read(0, std::as_writable_bytes(std::span(text))));
   return text;
 }
@@ -160,6 +163,7 @@ void CheckpointWriter::add(const RecordName& name, std::span<const std::byte> by
   file_.write(head);
   file_.write(bytes);
   seal_.bytes += head.size() + bytes.size();
+  // The head's checksum covers that of the bytes, so a digest of these tells one file from another.
   checksums_.push_back(own_checksum(head));
   ++records_;
 }
@@ -169,6 +173,7 @@ FileSeal CheckpointWriter::finish() {
   const RecordHead end = record_head({RecordKind::kEnd, 0, 0, records_}, 0, seal_.digest);
   file_.write(end);
   seal_.bytes += end.size();
+  // The bytes before the name: whatever happens later, a file that has its name is whole.
   file_.sync();
   rename_into_place(unfinished_, path_);
   is_finished_ = true;
@@ -195,6 +200,7 @@ CheckpointReader::CheckpointReader(std::filesystem::path path)
   for (;;) {
     RecordHead record{};
     if (file_.read(position, record) < record.size()) refuse("is cut short");
+    // Before a field of it is used: a damaged length would lead to any place of the file.
     if (transport::checksum(std::span(record).first(kAtOwnChecksum)) != own_checksum(record))
       refuse(fmt::format("is damaged at byte {}", position));
     position += record.size();
@@ -211,6 +217,7 @@ CheckpointReader::CheckpointReader(std::filesystem::path path)
       if (file_.read(position, {&more, 1}) != 0) refuse("goes on after its end");
       return;
     }
+    // A sum beyond that would wrap, or be no position of a file.
     if (bytes > static_cast<std::uint64_t>(INT64_MAX) - position) refuse("is damaged");
     records_.push_back({name, position, bytes, checksum});
     checksums.push_back(own_checksum(record));
