@@ -119,6 +119,7 @@ class AdamUpdater final : public Updater {
     const auto shrink = static_cast<float>(1 - learning_rate_ * static_cast<double>(wd_));
     for (std::size_t i = 0; i < n; ++i) {
       const float g = is_decay_apart ? prepared_(gradient[i]) : prepared_(gradient[i], wd_ * weight[i]);
+      // Before the step, so that the decay is of the weight that the gradient was taken at.
       if constexpr (is_decay_apart) weight[i] *= shrink;
       float& m = state.moments[i];
       float& v = state.moments[n + i];
@@ -182,6 +183,7 @@ std::unique_ptr<Updater> make_as(const Parameters& parameters) {
 }
 
 std::vector<Parameter> with_common(std::vector<Parameter> own) {
+  // A clip_gradient that is not above 0 clips nothing, as at MXNet.
   own.insert(own.end(), {{"wd", 0.0, 0}, {"rescale_grad", 1.0}, {"clip_gradient", -1.0}});
   return own;
 }
@@ -289,6 +291,7 @@ std::unique_ptr<Updater> make_updater(const OptimizerSpec& spec) {
     require_valid(row, name, value);
     parameters[name] = value;
   }
+  // Last, when all values are known, whether given or defaults.
   require_momentum(row, parameters);
   return row.make(parameters);
 }

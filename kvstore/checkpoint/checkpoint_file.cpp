@@ -145,6 +145,7 @@ std::string read_text_file(const std::filesystem::path& path, std::size_t most) 
 CheckpointWriter::CheckpointWriter(std::filesystem::path path, std::string_view unfinished)
     : path_(std::move(path)),
       unfinished_(std::filesystem::path(path_) += unfinished),
+      // What a save that was broken off has left under this name is overwritten.
       file_(unfinished_, O_WRONLY | O_CREAT | O_TRUNC) {
   std::array<std::byte, kHeadBytes> head{};
   std::ranges::copy(std::as_bytes(std::span(kMagic)), head.begin());
@@ -170,6 +171,7 @@ void CheckpointWriter::add(const RecordName& name, std::span<const std::byte> by
 
 FileSeal CheckpointWriter::finish() {
   seal_.digest = digest_of(checksums_);
+  // Without an end that counts the records, a file cut between two of them would look whole.
   const RecordHead end = record_head({RecordKind::kEnd, 0, 0, records_}, 0, seal_.digest);
   file_.write(end);
   seal_.bytes += end.size();
@@ -242,6 +244,7 @@ std::vector<std::byte> CheckpointReader::read_head(const Record& record, std::si
 }
 
 void CheckpointReader::verify() const {
+  // read() compares each with its checksum, and what it returns is not needed.
   for (const Record& record : records_) read(record);
 }
 

@@ -52,6 +52,7 @@ void AnswerDecoder::decode(Tensor& tensor, std::size_t index, const Frame& answe
     return compress::Float64Codec().decode_reply(answer.payload.bytes(), reply, operation.scale, out);
   }
   std::vector<float> floats(part.count);
+  // Scaled below, in float64: a mean of large sums would otherwise be rounded twice.
   decode_floats(tensor, index, answer, 1, floats);
   std::ranges::transform(floats, out.begin(),
                          [scale = operation.scale](float value) { return value * scale; });
@@ -77,6 +78,7 @@ void AnswerDecoder::decode_floats(Tensor& tensor, std::size_t index, const Frame
   if (header.kind == Kind::kValue && dtype_of(header) == Dtype::kFloat64) {
     compress::Float64Codec().decode_reply_scaled(payload, 1, compress::ReplyKind::kSame, scale, out, {});
   } else if (header.kind == Kind::kValue) {
+    // A value has no codec that would refuse another length.
     if (payload.size() != out.size_bytes())
       throw compress::DecodeError("value: payload length is not the key's");
     std::memcpy(out.data(), payload.data(), payload.size());

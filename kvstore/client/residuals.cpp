@@ -30,6 +30,8 @@ bool Residuals::read(KeyId key, std::uint64_t offset, std::span<float> out) cons
 void Residuals::write(KeyId key, std::uint64_t offset, std::span<const float> values) {
   Tensor& tensor = tensors_[key];
   tensor.has_before = false;
+  // There, and not by way of the host: a tensor that moves agrees its scales anew, and the other ranks would
+  // not.
   if (tensor.on_device) return tensor.on_device->store_residual(offset, values);
   if (tensor.residual.empty()) tensor.residual.assign(tensor.spec.elements(), 0.0F);
   std::memcpy(tensor.residual.data() + offset, values.data(), values.size_bytes());
@@ -76,7 +78,9 @@ void Residuals::keep_rollback(bool keep) {
 
 /// On the host a part's residual is copied where the part is encoded.
 void Residuals::keep_what_was(Tensor& tensor) const {
+  // A round that keeps nothing must not be rolled back into the one before it.
   tensor.has_before = false;
+  // Nothing else changes a residual in a round.
   if (!keeps_rollback_ || !(tensor.codec().lossy() || tensor.has_leftover())) return;
   tensor.has_before = true;
   // Scales go back with the residual: the round that is rolled back has agreed the next ones.

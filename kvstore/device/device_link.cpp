@@ -91,12 +91,14 @@ void DeviceLink::Batch::copy(std::span<const float> from, std::span<float> to) {
 }
 
 void DeviceLink::Batch::finish() {
+  // Before the call: if it throws, waiting once more would not help.
   handed_on_ = true;
   link_.device_->finish(stream());
 }
 
 void DeviceLink::Batch::then(compress::Device::Next next) {
   link_.device_->then(stream(), std::move(next));
+  // After the call: if it throws, `next` is never called, and the destructor has to wait.
   handed_on_ = true;
 }
 

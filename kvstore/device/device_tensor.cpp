@@ -16,6 +16,7 @@ constexpr std::size_t padded(std::size_t bytes) {
 
 /// A report in pinned memory, behind `bytes` of payload.
 DeviceReport* report_behind(transport::Buffer& pinned, std::size_t bytes) {
+  // The device writes the report, at an address that suits it.
   std::byte* const at = pinned.bytes().data() + padded(bytes);
   std::memset(at, 0, sizeof(DeviceReport));
   return reinterpret_cast<DeviceReport*>(at);
@@ -40,6 +41,7 @@ transport::Buffer DevicePayload::take(const compress::Segmented* segmented) {
 
 void DeviceTensor::prepare(const compress::Codec& codec, std::size_t units, std::span<const float> residual) {
   const bool needs_residual = (codec.lossy() || !residual.empty()) && !residual_;
+  // Where several tensors travel as one, units are counted by segment, and otherwise by element.
   if (codec.agrees_scales() && units_ != units) {
     scales_ = link_->device().allocate(units * sizeof(UnitScale));
     units_ = units;
@@ -94,6 +96,7 @@ void DeviceTensor::keep_what_was() {
   if (!residual_before_) residual_before_ = link_->allocate_floats(elements_);
   if (!scales.empty() && !scales_before_) scales_before_ = link_->allocate_floats(scales.size());
   DeviceLink::Batch batch(*link_, DeviceLink::Way::kToHost);
+  // On the stream that encodes: what is encoded behind this changes the residual only when it is copied.
   batch.copy({residual_.get(), elements_}, {residual_before_.get(), elements_});
   if (!scales.empty()) batch.copy(scales, {scales_before_.get(), scales.size()});
   batch.then(
@@ -148,6 +151,7 @@ void DeviceTensor::encode(const DeviceRound& round, const Part& part, std::span<
   DeviceLink::Batch batch(*link_, DeviceLink::Way::kToHost);
   batch.wait_for(marks);
   if (!pieces.empty()) {
+    // The codec reads one array. Slots of a bucket lie apart.
     in = together();
     std::size_t at = 0;
     for (const std::span<float> piece : pieces) {
@@ -194,6 +198,7 @@ void DeviceTensor::decode(const DeviceRound& round, const Part& part, const Devi
   auto from = replies.begin();
   for (const Run& run : runs_of(round, part)) {
     const compress::DeviceWork work{batch.stream(), report, {}};
+    // They stay on the device: the next round there needs them, and the host does not.
     const auto next_scales = round.twin->codec().agrees_scales() ? scales_of(run) : std::span<UnitScale>();
     round.twin->decode_reply({*from, staging.data() + (from->data() - reply.data())}, answer.ways,
                              answer.kind, answer.scale, out.subspan(run.first, run.count), next_scales, work);

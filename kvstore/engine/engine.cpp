@@ -77,6 +77,7 @@ Engine::Engine(std::unique_ptr<transport::Messenger> messenger, const EngineOpti
                    [this](const std::string& text) { set_optimizer(text); }),
       optimizer_states_(*context_, servers_, [this](const std::string& text) { set_optimizer(text); }),
       metrics_(*context_) {
+  // Parts that hold the context find the slots there. They are made after it.
   context_->slots = &slots_;
   transport::Messenger& line = *context_->messenger;
   const EngineOptions& own = context_->options;
@@ -92,6 +93,7 @@ Engine::Engine(std::unique_ptr<transport::Messenger> messenger, const EngineOpti
   // Before anything that a difference would block: threads, a host's link, the servers' mode.
   agree_on_settings(line, "settings",
                     line.exchange("settings", agreed_settings(own, in_order, sums_on_hosts), own.slow_abort));
+  // A link is made by all workers together, also by those that then have none.
   std::unique_ptr<Hierarchy> hierarchy;
   if (connect_host) {
     auto link = connect_host(line);

@@ -24,6 +24,7 @@ std::vector<std::uint64_t> read_numbers(std::string_view text) {
 
 std::vector<transport::PeerCounters> EngineMetrics::counters() const {
   auto counters = context_.messenger->counters();
+  // What the Server of this process sends goes over this process's link too.
   if (context_.hosted) std::ranges::move(context_.hosted->counters(), std::back_inserter(counters));
   return counters;
 }
@@ -64,6 +65,7 @@ std::vector<std::uint64_t> EngineMetrics::waited_for() const {
 
 std::uint64_t EngineMetrics::mirrored_bytes() const {
   context_.rounds.require_open("mirrored_bytes");
+  // No server forwards anything, so none needs to be asked.
   if (context_.options.replicas == 0) return 0;
   std::uint64_t bytes = 0;
   for (const Acknowledgement& one : context_.rounds.command("mirrored")) {

@@ -71,6 +71,7 @@ Home KeyTable::home_of(KeyId key) const {
 FusedBucket& KeyTable::bucket_of(const std::vector<KeyId>& members) {
   const auto [found, is_new] = buckets_.try_emplace(members);
   FusedBucket& bucket = found->second;
+  // Bound again, or by another set: the keys travel as before, with the number that all ranks know.
   if (!is_new) return bucket;
   const std::unique_lock lock(mutex_);
   // For people only: a bucket is not among the declared names, so a key may be called the same.

@@ -70,6 +70,7 @@ void ResidualAccess::set(KeyId key, std::span<const float> values) {
 bool ResidualAccess::keeps_nonfinite(KeyId key) const {
   RoundThread& job = context_.rounds.job();
   bool keeps = false;
+  // One element is enough: all parts of a key have one codec.
   for (const KeyRange& range : context_.rounds.ranges(context_.keys.home_of(key), 1)) {
     job.between_rounds(range.tensor, [&] { keeps = job.residuals().keeps_nonfinite(range.tensor); });
   }
@@ -139,6 +140,7 @@ std::vector<float> ResidualAccess::of_servers(KeyId key) const {
     if (part.key != key) continue;
     const std::vector<float> theirs = servers_.residual_of(part);
     if (theirs.empty()) continue;
+    // Parts without a residual count as zeros if another part of the key has one.
     residual.resize(context_.keys.elements_of(key));
     std::ranges::copy(theirs, residual.begin() + static_cast<std::ptrdiff_t>(part.offset));
   }
@@ -168,6 +170,7 @@ void ResidualAccess::draw() {
     const auto pushing = context_.rounds.contributors();
     const auto parts = servers_.parts();
     for (std::size_t turn = 0; turn < parts.size(); ++turn) {
+      // By turns, so that the parts' residuals are drawn by all ranks at the same time.
       if (pushing[turn % pushing.size()] == context_.rank()) draw_part(parts[turn], writes);
     }
     const std::size_t count = context_.tables().size();
@@ -180,6 +183,7 @@ void ResidualAccess::draw() {
     }
     return std::string();
   });
+  // Behind the attempt, which has failed on all ranks if one could not read.
   for (const auto& write : writes) write();
 }
 

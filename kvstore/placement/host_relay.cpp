@@ -41,6 +41,7 @@ void HostRelay::add_key(KeyId key, std::uint64_t offset, KeyId upstream) {
 
 void HostRelay::take(Frame sum) {
   const std::lock_guard lock(mutex_);
+  // After stop() the uplink ends, and nobody waits for the answer.
   if (server_ == nullptr) return;
   // The round has failed on the host. There is no sum to push, and its workers get the error as their answer.
   if (sum.header.kind == Kind::kError) return server_->answer(std::move(sum));
@@ -69,6 +70,8 @@ void HostRelay::take(Frame sum) {
 
 void HostRelay::answer(const std::shared_ptr<Round>& round, const std::exception_ptr& error) {
   const std::lock_guard lock(mutex_);
+  // Also where stop() has come before. The uplink's jobs may still write to the sum, whatever becomes of the
+  // answer.
   if (error) failed_.push_back(round);
   if (server_ == nullptr) return;
   if (error) return server_->answer(refusal_of(round->frame.header, {Refusal::kFinal, text_of(error)}));

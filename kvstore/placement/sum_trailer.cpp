@@ -31,6 +31,7 @@ std::uint64_t bits_of(ElementType type, std::uint32_t number) {
 std::uint32_t hash_of(const FrameHeader& header) {
   std::uint64_t mix = 0;
   const auto add = [&](std::uint64_t value) {
+    // It finds mistakes, and need not resist anybody: ranks that sum trust each other.
     mix = (mix ^ value) * 0x9E3779B97F4A7C15U;
     mix ^= mix >> 29;
   };
@@ -53,6 +54,7 @@ void SumTrailer::write(const FrameHeader& header, ElementType type, std::span<st
   };
   const std::uint32_t hash = hash_of(header);
   for (std::size_t i = 0; i < kHashElements; ++i) set(i, hash >> i & 1U);
+  // Not in the hash, because ranks may differ in it.
   set(kHashElements, (header.flags & transport::kFlagNonfinite) != 0 ? 1 : 0);
 }
 

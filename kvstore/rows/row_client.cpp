@@ -31,6 +31,7 @@ void RowClient::submit(RowOperation operation) {
     if (failure_) return operation.done.fail(failure_);
     const std::uint64_t key = operation.requests.front().header.key;
     const auto [found, is_new] = tables_.try_emplace(key);
+    // A pull has to find the push before it applied, and servers do not order requests that a link may lose.
     if (!is_new) return found->second.waiting.push_back(std::move(operation));
     start(key, found->second, std::move(operation));
   });
@@ -80,6 +81,7 @@ void RowClient::handle(transport::Node from, Frame& frame) {
         staleness_->add(staleness_of(header));
       return answered(table->first, request);
     case Kind::kRowHeld:
+      // Answers a repeated request. A warning can then name who is awaited.
       found->second.is_held = true;
       found->second.awaited = awaited_in(frame);
       return;
@@ -122,6 +124,8 @@ void RowClient::refuse(std::uint64_t key, std::size_t request, const std::string
     return kind == Kind::kRowPush || kind == Kind::kRowInit;
   });
   if (others_wait) return fail_(std::make_exception_ptr(transport::TransportError(all)));
+  // Servers refuse a state during a round, or of another table: the caller's mistake, which ends nothing
+  // else.
   const bool is_of_state = requests[request].header.kind != Kind::kRowPull;
   const Ticket done = active.operation.done;
   end(key);
@@ -134,6 +138,7 @@ void RowClient::end(std::uint64_t key) {
   Table& table = tables_.at(key);
   pending_.end(table.active.pending);
   if (table.waiting.empty()) {
+    // The map has tables with an operation only, so that late answers find none.
     tables_.erase(key);
     return;
   }

@@ -17,6 +17,7 @@ namespace {
 
 /// Those of the rows that live at one of a table's servers, by their ids there.
 Rows of_owner(const Rows& rows, const RowHomes& homes, std::size_t owner) {
+  // Values and moments have rows of different widths.
   const std::size_t width = rows.ids.empty() ? 0 : rows.values.size() / rows.ids.size();
   Rows own;
   for (std::size_t i = 0; i < rows.ids.size(); ++i) {
@@ -107,6 +108,7 @@ void SparseRows::read_server_state(TableId id, std::size_t owner,
       throw compress::DecodeError("row state: a piece does not say where the next one begins");
     RowState piece = decode_row_state(answer.payload.bytes(), share);
     for (Rows* const rows : {&piece.values, &piece.residuals, &piece.moments}) {
+      // A checkpoint knows rows by their ids in the table: another job may place them otherwise.
       for (std::uint64_t& row : rows->ids) row = table.homes.global(row, owner);
     }
     take(piece);

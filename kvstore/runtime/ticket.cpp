@@ -70,6 +70,7 @@ bool Ticket::wait_for(std::chrono::milliseconds timeout) const {
   // end of the Endless takes the note back.
   if (!state_->changed.wait_for(lock, timeout, [this] { return state_->done; })) return false;
   if (callers) callers->end_wait();
+  // Only now: a wait that timed out goes on with the next look, and its span began with the first.
   state_->end_wait();
   if (state_->error) std::rethrow_exception(state_->error);
   return true;
