@@ -181,11 +181,13 @@ void Aggregator::check_push(std::uint32_t worker, Frame& frame) {
 
 void Aggregator::open_round(std::uint32_t worker, const FrameHeader& header, Partition& partition,
                             Frame frame, std::vector<Answer>& answers) {
+  // It counts as absent from the round, and must not count as arrived too.
   if (joined_.is_away(worker)) {
     throw Refused{Refusal::kFinal,
                   fmt::format("push of key {} step {}: worker {} has joined, and may push when all have",
                               header.key, header.step, worker)};
   }
+  // A worker has one round of a key in flight, so only one with a bug, or a hostile one, comes here.
   if (RoundGate::is_too_far_ahead(header.step, partition.next_step)) {
     throw Refused{Refusal::kFinal,
                   fmt::format("push of key {} is for step {}, more than {} ahead of step {}", header.key,

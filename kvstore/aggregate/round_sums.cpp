@@ -51,6 +51,7 @@ Frame RoundSums::sum(Partition& partition, const Round& round, const compress::C
   const bool keeps_residual = kind == ReplyKind::kSame && codec.lossy();
   if (!keeps_residual && !partition.residual.empty())
     return sum_with_leftover(partition, round, codec, contributions);
+  // Only replies of a lossy codec leave something, so that others take no memory for it.
   if (keeps_residual && partition.residual.empty()) partition.residual.assign(partition.count, 0.0F);
   Buffer out = parts_.pool.take(codec.max_reply_size(partition.count, contributions.ways(), kind));
   const auto encoded = contributions.encode_reply(
@@ -83,6 +84,7 @@ Frame RoundSums::sum_with_leftover(Partition& partition, const Round& round, con
     Buffer out = parts_.pool.take(sum.size() * sizeof(Element));
     std::memcpy(out.bytes().data(), sum.data(), out.size_bytes());
     const bool is_finite = std::ranges::all_of(sum, [](Element value) { return std::isfinite(value); });
+    // kValue says that these are numbers as they are, and not a reply of the push's codec.
     Frame frame = answer_to(round.first, Kind::kValue, std::move(out));
     frame.header.content = static_cast<std::uint8_t>(Content::kSum);
     frame.header.dtype = round.first.dtype;

@@ -159,6 +159,7 @@ std::optional<std::uint64_t> same_tensor(const Layout& saved, const Layout& here
   const LayoutTensor& target = here[tensor];
   if (!is_bucket(target)) return find_key(saved, target.spec.name);
   for (std::uint64_t candidate = 0; candidate < saved.size(); ++candidate) {
+    // A bucket has no name of its own, and its number depends on the order of bindings.
     if (is_bucket(saved[candidate]) && member_names(saved, saved[candidate]) == member_names(here, target))
       return candidate;
   }
@@ -329,6 +330,7 @@ Manifest read_manifest(const std::string& text, const std::filesystem::path& pat
   words.line("tensors");
   const auto tensors = words.number<std::uint64_t>();
   for (std::uint64_t number = 0; number < tensors; ++number)
+    // One by one, and not by a count that was read: a manifest must not choose how much is allocated.
     manifest.layout.push_back(read_tensor(words, number));
   if (words.is_next("tables")) {  // jobs that have none do not write of them
     words.line("tables");

@@ -30,6 +30,7 @@ void CommandClient::start(std::string text, std::vector<Acknowledgement>* said, 
   const auto pending = pending_.begin([text] { return fmt::format("command '{}' has", text); }, now);
   commands_[number] = {done, std::move(text), said, pending, {}};
   for (std::uint32_t rank = 0; rank < servers_; ++rank) {
+    // It executes nothing more, so nothing is asked of it.
     if (lost_.contains(rank)) continue;
     PendingRequests::Request request{rank, {patience_, patience_}, [=, this] { send(number, rank); }};
     pending_.add(pending, rank, std::move(request), now);

@@ -333,6 +333,7 @@ void DenseRounds::decode(Tensor& tensor, std::size_t index, Frame& answer, Clock
   parts_.client.note_staleness(tensor.parts[index], answer.header);
   std::exception_ptr error;
   try {
+    // A bad answer throws from here on. It ends the round, or the pull that it is for.
     restore(answer, context_.buffers);
     parts_.weights.take(tensor, index, answer);
     if (tensor.current->works_on_device())

@@ -38,6 +38,7 @@ DeviceTraffic DeviceRounds::traffic() const {
 }
 
 void DeviceRounds::settle() const {
+  // Without the mutex: no other thread adds a link while the RoundThread ends.
   for (const auto& [device, link] : links_) link->settle();
 }
 
@@ -187,6 +188,7 @@ void DeviceRounds::encode(Tensor& tensor, std::size_t index, Encoded next) {
       tensor.on_device->encode(tensor.device_round(), tensor.parts[index].part, operation.in,
                                operation.scatter, operation.device->marks, arrived);
     } catch (...) {
+      // The same way as a payload, so that the job ends once.
       arrived(nullptr, std::current_exception());
     }
     context_.count_codec_time(begin);

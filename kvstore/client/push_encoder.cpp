@@ -32,6 +32,8 @@ bool has_overflowed(std::span<const double> values, std::span<const float> round
 PushPayload PushEncoder::encode(Tensor& tensor, std::size_t index) {
   const Part& part = tensor.parts[index].part;
   const auto& codec = tensor.codec();
+  // Codecs that draw random numbers draw by this. So the bits do not depend on threads, or on how a tensor is
+  // cut.
   const compress::Position position{static_cast<std::uint32_t>(tensor.id), messenger_.self().rank,
                                     tensor.step - 1, part.offset};
   const auto residual = tensor.residual_of(part);

@@ -55,6 +55,7 @@ RoundThread::RoundThread(transport::Messenger& messenger, const EngineOptions& o
       pending_(server_role(rounds), {options.slow_warning, options.slow_abort}),
       commands_(pending_, messenger.world().servers, numbered_by_the_second(), options.retry_timeout,
                 [this](std::uint32_t server, Frame frame) { outbox_.add(server, std::move(frame)); }),
+      // A blob's client knows whom it waits for, and needs no early question.
       blobs_(messenger, context_.loop, outbox_, pending_, {options.retry_timeout, options.retry_timeout},
              [this](const std::exception_ptr& error) { fail_all(error); }),
       rows_(

@@ -27,6 +27,8 @@ Tensor& TensorTable::add(KeySpec spec, std::span<const Part> parts, std::vector<
   std::ranges::sort(tensor.parts, {}, [](const TensorPart& state) { return state.part.offset; });
   std::vector<std::uint32_t> owners;
   for (const TensorPart& state : tensor.parts) owners.push_back(state.part.server);
+  // In the order of offsets, all ranks would encode for the first server first, and the other links would be
+  // idle.
   tensor.turns = fusion::in_turns(owners, rank_ + 1);
   return tensor;
 }

@@ -136,6 +136,7 @@ void BlobClient::on_refusal(const Frame& frame) {
 
 void BlobClient::fail_all(const std::exception_ptr& error) {
   failure_ = error;
+  // The bytes of a post may still be in a socket. Their owner keeps them until the threads have ended.
   for (auto& [id, post] : posts_) {
     pending_.end(post.pending);
     post.done.fail(error);

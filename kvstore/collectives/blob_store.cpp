@@ -65,6 +65,7 @@ void BlobStore::handle(std::uint32_t worker, Frame frame, std::vector<Answer>& a
 void BlobStore::on_post(std::uint32_t worker, Frame frame, std::vector<Answer>& answers) {
   const FrameHeader header = frame.header;
   const BlobId id = blob_id_of(header);
+  // Nobody posts in another worker's name: its readers could not tell.
   if (id.poster != worker)
     throw Refused{Refusal::kLetter, fmt::format("worker {} posted the {}", worker, name_of(id))};
   if (header.count == 0 || header.count != frame.payload.size_bytes()) {
@@ -99,6 +100,7 @@ void BlobStore::on_post(std::uint32_t worker, Frame frame, std::vector<Answer>& 
 /// Tells the poster of a reader that has left before it fetched.
 void BlobStore::refuse_if_gone(const BlobId& id, const Letter& letter, std::vector<Answer>& answers) const {
   for (const std::uint32_t reader : letter.readers) {
+    // One refusal ends the poster's collective, so the first reader that is gone is enough.
     if (!gone_.contains(reader)) continue;
     return answers.push_back(
         {id.poster, refusal_of(letter.header, {Refusal::kLetter, left_text(reader, id)})});
@@ -223,6 +225,7 @@ void BlobStore::forget_worker(std::uint32_t worker, std::vector<Answer>& answers
   gone_.add(worker, error);
   for (auto& [id, waiting] : waiting_) {
     waiting_count_[worker] -= waiting.erase(worker);
+    // What others posted may still come. Nothing more comes of the worker that has left.
     if (id.poster != worker) continue;
     for (const auto& [reader, fetch] : waiting) {
       --waiting_count_[reader];

@@ -50,6 +50,8 @@ void Checkpointing::save(const std::string& folder, std::string_view front_end) 
     std::filesystem::remove(own_file, ignored);
     throw;
   }
+  // An exchange of its own: where an earlier one failed, every rank has removed its file, and nobody gives
+  // the name. Where this one is reached, nobody removes a file of a checkpoint that is made.
   context_.meeting.attempt("checkpoint is made", [&] {
     if (context_.rank() == 0) {
       // All files are on the disk. From this rename on the folder holds the new checkpoint, and before it the

@@ -88,9 +88,13 @@ void CompressionSettings::set(const compress::CodecSpec& spec, const std::string
   context_.rounds.await("set_gradient_compression");  // a push that has not begun yet is of the codec before
   context_.meeting.agree("set_gradient_compression", describe(*compression) + describe(*replies),
                          "compression");
+  // Only a change: setting the format anew makes workers forget the weights that they hold, and get whole
+  // ones.
   if (replies->text() != weight_replies_) tell_weight_replies(replies);
   if (context_.rows) context_.rows->set_compression(compression);
   context_.keys.set_shortest_piece(
+      // Keys that are declared from now on are cut by what this codec makes of a unit (wire/PROTOCOL.md,
+      // "Placement").
       fusion::shortest_piece(compress::kUnitElements, unit_payload_bytes(*compression->codec)));
   all_ = compression;
   RoundThread& job = context_.rounds.job();
@@ -142,6 +146,7 @@ std::vector<KeyId> CompressionSettings::whole_buckets_of(std::span<const KeyId> 
     const auto is_here = [&, home = bucket.key](KeyId key) { return context_.keys.home_of(key).key == home; };
     if (std::ranges::none_of(keys, is_here)) continue;
     for (const KeyId member : members) {
+      // A member may have left the bucket since: only those that travel in it now must change with it.
       if (!is_here(member) || std::ranges::find(keys, member) != keys.end()) continue;
       throw std::logic_error(
           fmt::format("set_key_compression: keys {} travel in one bucket, and key {} is not given; give all "
@@ -164,6 +169,7 @@ void CompressionSettings::tell(KeyId key, const std::shared_ptr<const Compressio
 }
 
 void CompressionSettings::inherit(KeyId bucket, KeyId member) {
+  // Also of a bucket that was bound before: its keys may have got another codec since.
   if (const auto own = own_.find(member); own != own_.end()) tell(bucket, own->second);
 }
 

@@ -40,6 +40,7 @@ std::vector<std::string> Meeting::meet(std::string_view name, std::string_view b
   rounds_.require_open(std::string(name).c_str());
   const Callers::Waiting waiting(*callers_,
                                  {Callers::Wait::For::kExchange, std::string(name), messenger_.exchanges()});
+  // Without a bound nobody is held back, so that no server needs to know.
   if (!options_.async || !options_.async->staleness_bound)
     return messenger_.exchange(name, blob, options_.slow_abort);
   rounds_.command("meet");

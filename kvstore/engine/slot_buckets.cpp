@@ -164,6 +164,7 @@ void SlotBuckets::move_residuals(const Slots& slots) {
 
 void SlotBuckets::leave_buckets() {
   for (const auto& [set, slots] : sets_) {
+    // No step is under way (set_optimizer()), so no ticket is lost.
     for (Slots::Bucket& bucket : slots->buckets) bucket = {};
     move_residuals(*slots);
   }
@@ -212,6 +213,7 @@ void SlotBuckets::mark_ready(std::uint32_t slot, void* stream, SlotSet set) {
 void SlotBuckets::submit_sealed(Slots& slots, std::uint32_t bucket) {
   const std::lock_guard lock(slots.tickets_mutex);
   if (!context_.in_order) return submit(slots, bucket);
+  // Slots are marked in any order. Where a library sums, calls need one that is the same on all ranks.
   slots.buckets[bucket].is_sealed = true;
   while (slots.next < slots.buckets.size() && slots.buckets[slots.next].is_sealed)
     submit(slots, slots.next++);
@@ -221,6 +223,7 @@ void SlotBuckets::submit_sealed(Slots& slots, std::uint32_t bucket) {
 /// device, there.
 void SlotBuckets::submit(Slots& slots, std::uint32_t number) {
   Slots::Bucket& bucket = slots.buckets[number];
+  // Those of the step before: drain_for() has seen them end.
   bucket.tickets.clear();
   const auto operation_of = [&](std::span<const std::uint32_t> members, std::int32_t priority) {
     Operation operation;
@@ -229,6 +232,7 @@ void SlotBuckets::submit(Slots& slots, std::uint32_t number) {
     operation.program_step = slots.program_step.load();
     if (!slots.device) return operation;
     operation.device.emplace().link = context_.rounds.own().devices().link(slots.device);
+    // The device waits for every gradient of the bucket, which may come from several streams.
     for (const std::uint32_t slot : members) operation.device->marks.push_back(slots.slots[slot].written);
     return operation;
   };
@@ -245,6 +249,7 @@ void SlotBuckets::submit(Slots& slots, std::uint32_t number) {
   Operation operation = operation_of(slots.members(number), bucket.priority);
   if (!operation.device) {
     std::vector<float>& values = bucket.fused->values;
+    // In the first step: a bucket that is bound and never used takes no memory.
     if (values.empty()) values.resize(context_.keys.elements_of(bucket.fused->key));
     auto to = values.begin();
     for (const std::span<float> tensor : bucket.tensors) to = std::ranges::copy(tensor, to).out;

@@ -51,6 +51,7 @@ void Hierarchy::start(RoundThread& uplink) {
     relay_ = std::make_unique<HostRelay>();
     ServerOptions options = hosted_server(options_);
     options.tier = Tier::kHost;
+    // The link shows all ranks of the job, of which only those of this host push here.
     options.contributors = transport::host_of(link_.hosts, leader_);
     options.upstream = [relay = relay_.get()](transport::Frame sum) { relay->take(std::move(sum)); };
     server_ = std::make_unique<Server>(std::move(link_.server), options);
@@ -96,6 +97,8 @@ void Hierarchy::add_keys(const std::vector<KeySpec>& keys, const fusion::OwnedCu
       // ranks.
       if (relay_) relay_->add_key(key, part.offset, upstream_keys_);
       runs.push_back({part, upstream_keys_++});
+      // Each partition is a key upstream, so that one is summed while the next is encoded and a third is on
+      // the wire.
       sums.push_back({keys[k].name, {part.count}, keys[k].dtype});
     }
     // A key that is large enough to be cut over all servers is, though its parts by themselves are not.
@@ -200,6 +203,7 @@ Ticket Hierarchy::pull_upstream(KeyId key, Operation pull, std::shared_ptr<compr
       return wanted.done.fail(std::make_exception_ptr(std::logic_error("pull: the store is closed")));
     fetch_upstream(key, wanted);
   });
+  // For its place behind earlier operations of the key. What it brings is overwritten by the pull upstream.
   rounds_->submit(key, std::move(pull));
   return wanted.done;
 }

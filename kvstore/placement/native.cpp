@@ -33,6 +33,7 @@ using transport::Role;
 using Clock = std::chrono::steady_clock;
 
 constexpr Node kItself{Role::kServer, 0};
+// Only for a failure that is due. Nothing else of this thread looks at the time.
 constexpr auto kTick = std::chrono::seconds(1);
 // Until the control plane has told of a worker that is dead. Over sockets it knows of a closed connection
 // within 2 s; MPI shows none, and there a killed rank ends the job by mpirun.
@@ -101,6 +102,7 @@ class Native final : public transport::Messenger {
         }) {}
 
   ~Native() override {
+    // First, so that no answer reaches a sink that is ending.
     detach();
     loop_->stop();
     thread_.join();  // nobody asks the library for more; what is under way fails, unheard
@@ -154,6 +156,7 @@ class Native final : public transport::Messenger {
   static RoundId id_of(const FrameHeader& header) { return {header.key, header.offset, header.step}; }
 
   void handle(Frame frame) {
+    // As a Messenger does. The header travels with gathered payloads, and errors name its sender.
     frame.header.sender = self();
     const bool under_way = rounds_.contains(id_of(frame.header));
     // The aggregator does not know of the round before the library is done, and would ask for the push again.
@@ -221,6 +224,7 @@ class Native final : public transport::Messenger {
     const auto round = std::make_shared<IntegerRound>();  // owners: the operations under way
     round->header = header;
     round->width = width;
+    // A codec with a fixed scale has no heads to gather.
     round->awaited = head_bytes > 0 ? 2 : 1;
     Buffer values = with_tail(header, type, elements);
     sums.expand(payload, elements, width, values.bytes().first(elements * transport::bytes_of(type)));
@@ -277,6 +281,7 @@ class Native final : public transport::Messenger {
         return control_->fail(
             fmt::format("sum of {}: worker {}: {}", describe(header), worker, error.what()));
       }
+      // Gathered payloads have no trailer: their headers say whether all ranks pushed one thing.
       if (identity_of(theirs) != identity_of(header))
         return fail_order(header, fmt::format("worker {} with {}", worker, describe(theirs)));
       header.flags |= theirs.flags & transport::kFlagNonfinite;
@@ -297,6 +302,7 @@ class Native final : public transport::Messenger {
   template <typename Use>
   transport::Collective::Done on_loop(const FrameHeader& header, Use use) {
     return [loop = loop_, this, header, use](Buffer values, const std::exception_ptr& error) {
+      // The library calls back on its own thread, which must not be kept (transport/collective.h).
       loop->post([this, header, use, values = std::move(values), error]() mutable {
         if (!lost(header, error)) use(std::move(values));
       });

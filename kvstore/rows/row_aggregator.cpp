@@ -149,6 +149,8 @@ void RowAggregator::on_push(std::uint32_t worker, const Frame& frame, std::vecto
   }
   if (async_workers_.has_policy()) return push_async(worker, table, header, std::move(contribution), answers);
   if (RoundGate::is_too_far_ahead(header.step, table.next_step)) {
+    // Held and not refused: pushes of rows are acknowledged at once, so a worker may get this far ahead
+    // without a mistake.
     return hold(worker, table, header, answers);  // and keeps nothing of it: the worker will ask again
   }
   if (header.step >= table.next_step)  // else repeated: its round is complete
@@ -340,6 +342,7 @@ void RowAggregator::update(Table& table, const Round& round) {
 void RowAggregator::on_pull(std::uint32_t worker, const Frame& frame, std::vector<Answer>& answers) {
   const FrameHeader& header = frame.header;
   Pull pull{header, std::nullopt};
+  // Not table_of(): a pull must not make a table, since its shape would be what the peer says.
   Table* table = find_table(header.key);
   if (table == nullptr) {
     if (header.step > 0) return await_first_push(worker, header, answers);

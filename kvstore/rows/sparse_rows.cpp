@@ -219,6 +219,7 @@ RowRequest SparseRows::push_to(Table& table, std::size_t owner, const Rows& rows
     if (encoded.nonfinite) request.header.flags |= transport::kFlagNonfinite;
     end += row_bytes;
   }
+  // The head is shorter than its bound, because ids of neighbours take a byte each.
   payload.truncate(end);
   if (codec.lossy() || messenger_.seals_payloads()) payload.seal();
   request.payload = std::move(payload);

@@ -36,6 +36,7 @@ class Trace::Buffer {
     const std::uint64_t end = written_.load(std::memory_order_relaxed);
     // Acquire: the reader has copied a slot before it is written again.
     if (end - taken_.load(std::memory_order_acquire) == spans_) {
+      // The newest is dropped, so that the first steps are complete (kvstore/README.md, "Time and traces").
       dropped_.fetch_add(1, std::memory_order_relaxed);
       return;
     }
@@ -45,6 +46,7 @@ class Trace::Buffer {
   }
 
   void take(std::vector<Span>& into) {
+    // Acquire: the spans before this end are written. What comes meanwhile is for the next call.
     const std::uint64_t end = written_.load(std::memory_order_acquire);
     for (std::uint64_t at = taken_.load(std::memory_order_relaxed); at < end; ++at)
       into.push_back(ring_[at % spans_].span);
