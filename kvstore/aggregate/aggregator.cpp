@@ -129,6 +129,7 @@ void Aggregator::on_push(std::uint32_t worker, Frame frame, std::vector<Answer>&
   const FrameHeader header = frame.header;  // as it came: restored, a payload does not say that it was short
   check_push(worker, frame);
   auto& partition = partitions_[{header.key, header.offset}];
+  // Without an optimizer a key may be pushed before it has a first value. Its first push then sets the size.
   partition.count = header.count;
   if (async_workers_.has_policy()) return async_.push(worker, partition, std::move(frame), answers);
   // Repeated: the answer was lost, or is on its way.
@@ -214,6 +215,7 @@ void Aggregator::accept(std::uint32_t worker, Round& round, Frame frame) {
   const FrameHeader& header = frame.header;
   if (round.payloads[worker]) return;  // repeated
   gate_.require_alike(worker, header, round.first);
+  // One worker's NaN goes into the answer to all: ranks that skip such a step must all skip it.
   round.flags |= header.flags & transport::kFlagNonfinite;
   round.program_steps.add(worker, header.program_step);
   if (content_of(header) == Content::kWeightDelta) round.holders.insert(worker);
@@ -277,6 +279,7 @@ void Aggregator::complete(Partition& partition, Round round, std::vector<Answer>
 void Aggregator::publish(Partition& partition, Frame answer, const std::set<std::uint32_t>& holders,
                          std::vector<Answer>& answers) {
   ++partition.next_step;
+  // Kept until the next round is complete, because a worker that did not get it asks again.
   partition.answer = std::move(answer);
   std::optional<Frame> to_others;
   for (const std::uint32_t worker : contributors_) {
@@ -322,6 +325,7 @@ void Aggregator::answer(Frame frame, std::vector<Answer>& answers) {
   if (found == partitions_.end()) return;
   Partition& partition = found->second;
   if (frame.header.step != partition.next_step || partition.rounds.erase(partition.next_step) == 0) return;
+  // On a host replies are of codec none, which are sealed only where all are.
   if (sealing_ == Sealing::kAll) frame.payload.seal();
   publish(partition, std::move(frame), {}, answers);
   complete_next(partition, answers);
@@ -337,6 +341,7 @@ void Aggregator::on_pull(std::uint32_t worker, const FrameHeader& header, std::v
             header.key, header.offset, header.count)};
   }
   Partition& partition = found->second;
+  // Without an optimizer the sum of the last round has taken the value's place.
   if (partition.value.empty() && partition.answer) {
     Frame frame = share(*partition.answer);
     frame.header.priority = header.priority;
@@ -358,6 +363,7 @@ void Aggregator::on_pull(std::uint32_t worker, const FrameHeader& header, std::v
 
 void Aggregator::on_probe(std::uint32_t worker, const FrameHeader& header, std::vector<Answer>& answers) {
   const auto found = partitions_.find({header.key, header.offset});
+  // Not even a push of another worker has come.
   if (found == partitions_.end()) {
     answers.push_back({worker, answer_to(header, Kind::kMissing)});
     return;
@@ -390,6 +396,7 @@ void Aggregator::forget_worker(std::uint32_t worker, std::vector<Answer>& answer
   gate_.forget_worker(worker, error);
   async_workers_.forget(worker);
   if (async_workers_.has_policy()) {
+    // It gets no more answers, and those that waited for its clock do not have to.
     async_.forget_worker(worker);
     async_.answer_held(answers);
   }

@@ -98,6 +98,7 @@ void Aggregator::on_command(std::uint32_t worker, const Frame& frame, std::vecto
   } else if (text == "back") {
     async_workers_.come_back(worker);
   } else if (text == "waited for") {
+    // Each thread of a server says the same: they share one count.
     Frame counts = answer_to(frame.header, Kind::kAck);
     counts.payload = text_payload(fmt::format("{}", fmt::join(stragglers_->counts(), ",")));
     answers.push_back({worker, std::move(counts)});

@@ -65,6 +65,7 @@ Frame AsyncRounds::answer(std::uint32_t worker, Partition& partition, const Fram
   Frame frame = wants_weight ? weights_.async_weight(worker, partition, clocks, push, delivery)
                              : answer_to(push, Kind::kAck);
   if (wants_weight && seals(sealing_, codecs_.of(push))) frame.payload.seal();
+  // Of this push alone: no other worker has a part in the round.
   frame.header.flags = push.flags & transport::kFlagNonfinite;
   set_staleness(frame.header, clocks.staleness_of(worker));
   return frame;
@@ -86,6 +87,7 @@ void AsyncRounds::probe(std::uint32_t worker, Partition& partition, const FrameH
 void AsyncRounds::forget_worker(std::uint32_t worker) {
   for (auto& [id, partition] : partitions_) {
     partition.held_pushes.erase(worker);
+    // A copy of the weight for each worker is what deltas cost, and this one needs none any more.
     partition.sent_to_each.erase(worker);
   }
 }

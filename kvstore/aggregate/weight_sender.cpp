@@ -66,6 +66,8 @@ Frame WeightSender::weight(const Partition& partition, const FrameHeader& reques
 /// What makes the weight of what was told, which it then is but for what the codec leaves out.
 Frame WeightSender::tell(const Partition& partition, std::vector<float>& told, std::uint32_t worker,
                          const FrameHeader& request) {
+  // A codec that draws random numbers draws others in each round, and for each worker that has deltas of its
+  // own.
   const compress::Position position{static_cast<std::uint32_t>(request.key), worker, partition.next_step,
                                     request.offset};
   if (!told.empty()) {

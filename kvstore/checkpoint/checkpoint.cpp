@@ -323,6 +323,7 @@ Manifest read_manifest(const std::string& text, const std::filesystem::path& pat
   words.line("contributors");
   manifest.contributors = words.numbers<std::uint32_t>();
   words.line("optimizer");
+  // A job of sums has none.
   manifest.optimizer = words.word_or_nothing();
   // Without a momentum both forms of sgd are the same, and keep the name.
   if (is_version_1 && has_momentum(manifest.optimizer))

@@ -44,6 +44,8 @@ void AnswerDecoder::decode(Tensor& tensor, std::size_t index, const Frame& answe
     return;
   }
   const auto out = operation.out64.subspan(part.offset, part.count);
+  // Straight into the caller's doubles. By way of floats the sum would lose the bits that it was kept in
+  // float64 for.
   if (dtype_of(header) == Dtype::kFloat64) {
     const auto reply = header.kind == Kind::kValue ? compress::ReplyKind::kSame
                                                    : static_cast<compress::ReplyKind>(header.reply);

@@ -118,6 +118,7 @@ void DenseRounds::start_push(Tensor& tensor) {
   // The round before may have been on a device, and has left the residual there.
   if (!operation.works_on_device()) {
     tensor.settle_on_host();
+    // A tensor that is never compressed has no residual, and takes no memory for one.
     if (codec.lossy() && tensor.residual.empty()) tensor.residual.assign(elements, 0.0F);
     if (codec.agrees_scales()) tensor.scales.resize(tensor.unit_count());
   }
@@ -142,6 +143,7 @@ void DenseRounds::prepare_answer(Tensor& tensor) {
   const std::uint64_t elements = tensor.spec.elements();
   const bool is_wide = tensor.codec().as_float64() != nullptr;
   tensor.value_on_device = push.works_on_device();
+  // The sum comes to one place: floats or doubles here, or memory of the device.
   tensor.value.resize(tensor.value_on_device || is_wide ? 0 : elements);
   tensor.value64.resize(is_wide ? elements : 0);
   push.out = tensor.value_on_device ? tensor.on_device->value() : std::span<float>(tensor.value);
@@ -390,6 +392,7 @@ void DenseRounds::finish(Tensor& tensor, std::exception_ptr error) {
   Operation operation = std::move(*tensor.current);
   tensor.current.reset();
   parts_.pending.end(tensor.pending);
+  // Where the operation failed, a payload that was not answered may borrow the caller's memory.
   for (TensorPart& part : tensor.parts) part.payload = {};
   if (error) tensor.forget_weight();  // some of it may have come; servers think that all of it has
   if (operation.pushes() && !error) {

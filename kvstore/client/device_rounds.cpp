@@ -182,6 +182,7 @@ void DeviceRounds::encode(Tensor& tensor, std::size_t index, Encoded next) {
   };
   context_.pool.submit(priority, [this, &tensor, index, arrived] {
     const auto begin = Clock::now();
+    // For the span, which ends when the device is done, on another thread.
     tensor.parts[index].began = begin;
     const Operation& operation = *tensor.current;
     try {

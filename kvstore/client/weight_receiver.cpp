@@ -49,6 +49,7 @@ void WeightReceiver::take(Tensor& tensor, std::size_t index, Frame& answer) cons
     throw compress::DecodeError(fmt::format("weight: content {} of codec {}, expected weights={}",
                                             header.content, header.codec, replies.text()));
   }
+  // What follows decodes floats, from wherever a weight came.
   if (content == Content::kWeightRounded) {
     Buffer floats = buffers_.take(state.part.count * sizeof(float));
     replies.codec().decode(answer.payload.bytes(),

@@ -85,6 +85,7 @@ void BlobStore::on_post(std::uint32_t worker, Frame frame, std::vector<Answer>& 
   // A worker begins a collective when its blobs of the one before are delivered. Only their names are left
   // here.
   drop_older(worker, id.sequence);
+  // After drop_older(): what an earlier collective left does not count.
   if (held_[worker] >= most_per_worker_) {
     throw Refused{Refusal::kLetter,
                   fmt::format("post of {}: worker {} has {} letters here, at most {} are held", name_of(id),

@@ -224,6 +224,7 @@ void Collectives::post_shares(Letters& letters, std::span<const std::byte> in,
   const std::uint64_t longest = shares.front().count;
   for (std::uint64_t at = 0; at < longest; at += letters.piece_bytes()) {
     for (const std::uint32_t rank : others()) {
+      // Shares differ by one row, so the shorter ones may have a piece less.
       if (at >= shares[rank].count) continue;
       const Run piece{shares[rank].offset + at, std::min(letters.piece_bytes(), shares[rank].count - at)};
       letters.post(kGiven, piece, {.only = rank}, in);
@@ -319,6 +320,7 @@ void Collectives::scatter_and_gather(Letters& letters, std::span<std::byte> valu
   for (const auto& [piece, arrived] : own) {
     // A blob is the memory of its poster, so a piece is passed on when it is there.
     arrived.wait();
+    // The root has the values, and fetches nothing.
     letters.post(kResult, piece, {.except = root}, values);
   }
 }
@@ -345,6 +347,7 @@ Blocks Collectives::all_gather(std::span<const std::byte> block, DataType type, 
   }
   for (const std::uint32_t rank : others())
     letters.fetch_run(rank, kGiven, {0, runs[rank].count}, part_of(out, runs[rank]));
+  // While the blobs travel.
   copy(block, part_of(out, runs[rank_]));
   letters.wait();
   return blocks;

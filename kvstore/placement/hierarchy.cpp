@@ -236,6 +236,8 @@ void Hierarchy::fetch_upstream(KeyId key, const Upstream& wanted) {
 
 void Hierarchy::leave(std::chrono::milliseconds timeout) {
   link_.worker->leave(timeout);
+  // After the worker's own goodbye, so that those that wait for its pushes fail at once. Others may still
+  // pull here.
   if (server_) server_->serve_on();
 }
 

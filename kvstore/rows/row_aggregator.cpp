@@ -195,6 +195,7 @@ void RowAggregator::carry_out(Table& table, const Round& round) {
   table.has_gone_on = true;
   table.kept.reset();
   table.whole.reset();
+  // Also if the round fails. Then pulls get the failure, and nothing of the round before.
   table.last.clear();
   try {
     round.program_steps.require_alike();
@@ -223,6 +224,7 @@ void for_each_row(const Contributions& contributions, std::size_t row_bytes, con
     if (next == kNone) return;
     if (at_left != left.end() && *at_left == next) ++at_left;
     payloads.clear();
+    // In rank order, so that a row's sum has the bits of a dense key's.
     for (std::size_t rank = 0; rank < at.size(); ++rank) {
       if (id_at(rank) != next) continue;
       payloads.push_back(row_at(contributions[rank]->rows.bytes(), at[rank]++, row_bytes));
@@ -316,6 +318,7 @@ void RowAggregator::begin_with_sums(Table& table) {
   }
   table.has_values = true;
   table.kept.reset();
+  // It has the sums, and answers are weights from now on.
   table.whole.reset();
 }
 
@@ -325,6 +328,7 @@ void RowAggregator::update(Table& table, const Round& round) {
     table.states.clear();
     table.optimizer_steps = 0;
   }
+  // Weights take the place of sums. Of the round itself only the flags go on, into answers.
   table.sums = {};
   table.sums.header.flags = round.flags;
   for_each_sum(table, round, [&](std::uint64_t id, std::span<const float> gradient) {
@@ -419,6 +423,7 @@ void RowAggregator::answer_waiting(Table& table, std::vector<Answer>& answers) {
 
 Frame RowAggregator::answer(Table& table, const Pull& pull) {
   if (!table.failure.empty()) return refusal_of(pull.header, {Refusal::kRows, table.failure});
+  // Also a table that a checkpoint of sums has brought, before its next round.
   if (!table.has_values && !table.has_sums) {
     return refusal_of(
         pull.header,

@@ -73,6 +73,7 @@ void RowClient::handle(transport::Node from, Frame& frame) {
   switch (header.kind) {
     case Kind::kRowReply:
     case Kind::kRowState:
+      // Any of the servers may have found it, and the ticket is for all of them.
       if ((header.flags & transport::kFlagNonfinite) != 0) active.operation.done.note_nonfinite();
       active.operation.answers->push_back({from.rank, std::move(frame)});
       return answered(table->first, request);

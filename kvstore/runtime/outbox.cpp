@@ -86,6 +86,7 @@ Frame Outbox::metered(std::uint32_t rank, Frame frame, const Span& send) {
   // The seal does not pass through borrow(), and computing it again would read every byte.
   const auto checksum = frame.payload.checksum();
   auto kept = std::make_shared<Buffer>(std::move(frame.payload));  // owner: the release closure
+  // The socket may keep this longer than the Outbox lives, so it holds the loop, and the queue only weakly.
   auto release = [kept = std::move(kept), loop = loop_, weak = std::weak_ptr(queue_), rank, bytes] {
     // Before what waits there: a link whose credit is back must not stand idle while others' work is done.
     loop->post_first([weak, rank, bytes] {

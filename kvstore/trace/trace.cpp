@@ -145,6 +145,7 @@ std::vector<Span> Trace::take_spans() {
     // Some end long after they began: replies of before a pause may only be on their way now.
     std::erase_if(spans, [this](const Span& span) { return span.begin < started_; });
   }
+  // Threads' buffers are emptied one after the other. A timeline is read in order of time.
   std::ranges::stable_sort(spans, {}, &Span::begin);
   return spans;
 }
