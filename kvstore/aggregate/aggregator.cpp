@@ -363,7 +363,7 @@ void Aggregator::on_pull(std::uint32_t worker, const FrameHeader& header, std::v
 
 void Aggregator::on_probe(std::uint32_t worker, const FrameHeader& header, std::vector<Answer>& answers) {
   const auto found = partitions_.find({header.key, header.offset});
-  // Not even a push of another worker has come.
+  // Nothing of the partition has come, so this worker's push was lost as well.
   if (found == partitions_.end()) {
     answers.push_back({worker, answer_to(header, Kind::kMissing)});
     return;

@@ -26,7 +26,7 @@ void Standstill::stop() {
 void Standstill::tick() {
   const auto now = Clock::now();
   const auto found = callers_->standstill();
-  // A call since the last look: whatever stands still now is another standstill, and its second begins anew.
+  // Somebody is at work, or has made a call since the last look. The second begins anew.
   if (!found || found->calls != since_calls_) {
     since_calls_ = found ? std::optional(found->calls) : std::nullopt;
     since_ = now;
