@@ -330,8 +330,8 @@ Manifest read_manifest(const std::string& text, const std::filesystem::path& pat
     manifest.optimizer = renamed_since_version_1(manifest.optimizer);
   words.line("tensors");
   const auto tensors = words.number<std::uint64_t>();
+  // One by one, and not by a count that was read: a manifest must not choose how much is allocated.
   for (std::uint64_t number = 0; number < tensors; ++number)
-    // One by one, and not by a count that was read: a manifest must not choose how much is allocated.
     manifest.layout.push_back(read_tensor(words, number));
   if (words.is_next("tables")) {  // jobs that have none do not write of them
     words.line("tables");
@@ -379,8 +379,8 @@ std::string file_name(std::uint64_t generation, std::uint32_t rank) {
 
 std::uint64_t next_generation(const std::filesystem::path& folder) {
   std::uint64_t newest = 0;
+  // Also of files that a broken-off save has left, so that their names are not used again.
   for (const auto& entry : std::filesystem::directory_iterator(folder))
-    // Also of files that a broken-off save has left, so that their names are not used again.
     newest = std::max(newest, generation_of(entry.path().filename().string()).value_or(0));
   return newest + 1;
 }

@@ -170,8 +170,8 @@ void CheckpointSource::add_residual_of(std::uint32_t rank, bool adds, const Rang
 std::uint64_t CheckpointSource::rounds_begun(std::uint64_t saved) const {
   std::uint64_t most = 0;
   for (const ByTensor& of_worker : tensors_) {
+    // The head alone: behind it lies the residual, which may be as large as the model.
     for (const Held& held : of_worker[saved])
-      // The head alone: behind it lies the residual, which may be as large as the model.
       most = std::max(most, step_of(files_[held.file]->read_head(*held.record, kStepBytes)));
   }
   return most;

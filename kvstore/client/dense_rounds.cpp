@@ -382,8 +382,8 @@ void DenseRounds::ended(Tensor& tensor, std::exception_ptr error) {
   if (tensor.parts_left > 0) --tensor.parts_left;
   // Jobs in the pool still use the caller's memory, also where the operation has failed already.
   if (tensor.jobs > 0 || (tensor.parts_left > 0 && !tensor.error)) return;
+  // lift() clears `lands`, and its job comes back here.
   if (!tensor.error && tensor.current->device && tensor.current->device->lands)
-    // lift() clears `lands`, and its job comes back here.
     return parts_.devices.lift(tensor, job_of(tensor));
   finish(tensor, tensor.error);
 }

@@ -37,8 +37,8 @@ PushPayload PushEncoder::encode(Tensor& tensor, std::size_t index) {
   const compress::Position position{static_cast<std::uint32_t>(tensor.id), messenger_.self().rank,
                                     tensor.step - 1, part.offset};
   const auto residual = tensor.residual_of(part);
+  // Each part copies its own slice before it changes it, so the loop never copies a whole tensor.
   if (!residual.empty() && tensor.has_before)
-    // Each part copies its own slice before it changes it, so the loop never copies a whole tensor.
     std::ranges::copy(residual, tensor.residual_before.begin() + static_cast<std::ptrdiff_t>(part.offset));
   PushPayload payload{buffers_.take(codec.max_encoded_size(part.count)), tensor.push_flags()};
   if (copy_float64(tensor, part, payload.bytes.bytes())) {

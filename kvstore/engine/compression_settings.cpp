@@ -92,9 +92,9 @@ void CompressionSettings::set(const compress::CodecSpec& spec, const std::string
   // ones.
   if (replies->text() != weight_replies_) tell_weight_replies(replies);
   if (context_.rows) context_.rows->set_compression(compression);
+  // Keys that are declared from now on are cut by what this codec makes of a unit (wire/PROTOCOL.md,
+  // "Placement").
   context_.keys.set_shortest_piece(
-      // Keys that are declared from now on are cut by what this codec makes of a unit (wire/PROTOCOL.md,
-      // "Placement").
       fusion::shortest_piece(compress::kUnitElements, unit_payload_bytes(*compression->codec)));
   all_ = compression;
   RoundThread& job = context_.rounds.job();

@@ -56,8 +56,8 @@ std::vector<std::uint64_t> EngineMetrics::waited_for() const {
   std::vector<std::uint64_t> counts(context_.workers());
   for (const Acknowledgement& one : context_.rounds.command("waited for")) {
     const auto theirs = read_numbers(one.text);
+    // Each server has counted the rounds of its own partitions.
     for (std::size_t rank = 0; rank < std::min(counts.size(), theirs.size()); ++rank)
-      // Each server has counted the rounds of its own partitions.
       counts[rank] += theirs[rank];
   }
   return counts;

@@ -82,8 +82,8 @@ FusedBucket& KeyTable::bucket_of(const std::vector<KeyId>& members) {
     spec.shape.front() += segments.back();
   }
   const auto servers = static_cast<std::uint32_t>(server_load_.size());
+  // No bound is reached, so that the bucket goes whole to one server.
   const auto parts =
-      // No bound is reached, so that the bucket goes whole to one server.
       place_keys({&spec, 1}, servers, cut_, std::numeric_limits<std::uint64_t>::max(), server_load_);
   rounds_.add_bucket(spec, {parts.front().front().server, 0, spec.elements()}, std::move(segments));
   bucket.key = keys_.size();

@@ -68,8 +68,8 @@ SumTrailer SumTrailer::read(std::span<const std::byte> tail, ElementType type, c
   };
   const std::uint32_t hash = hash_of(header);
   SumTrailer read;
+  // Small whole numbers are exact in every type, so a sum of ones is compared by its bits.
   for (std::size_t i = 0; i < kHashElements; ++i)
-    // Small whole numbers are exact in every type, so a sum of ones is compared by its bits.
     read.same = read.same && element(i) == bits_of(type, (hash >> i & 1U) * ranks);
   read.nonfinite = element(kHashElements) != 0;
   return read;

@@ -356,8 +356,8 @@ PulledRows SparseRows::push_pull(TableId id, std::span<const std::int64_t> ids, 
     // There is no round whose rows could be meant, so the pull names them.
     std::ranges::move(pull_requests(table, rows.ids, priority), std::back_inserter(requests));
   } else {
+    // Without a payload it asks for all rows of the round, whoever sent them.
     for (const std::uint32_t server : table.homes.servers)
-      // Without a payload it asks for all rows of the round, whoever sent them.
       requests.push_back({server, table.header(Kind::kRowPull, priority), {}});
   }
   PulledRows pulled = submit_round(table, "push_pull", std::move(requests));
