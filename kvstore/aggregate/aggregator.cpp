@@ -309,7 +309,7 @@ void Aggregator::answer_again(const Partition& partition, std::uint32_t worker, 
 }
 
 void Aggregator::forward_sum(Partition& partition, Round& round) {
-  // A push that is repeated while the sum is away comes by here again.
+  // A push that is repeated while the sum is away leads here again.
   if (round.is_upstream) return;
   round.is_upstream = true;
   Frame sum = sums_.answer(partition, round);

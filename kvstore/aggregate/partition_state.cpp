@@ -23,7 +23,7 @@ constexpr std::uint32_t kHasValue = 1, kHasResidual = 2, kHasTold = 4, kHasFirst
 }  // namespace
 
 transport::Buffer encode_state(const PartitionState& state) {
-  // Either may be missing, but moments and told come with a value.
+  // Either may be missing, but moments and `told` come with a value.
   const std::size_t count = std::max(state.value.size(), state.residual.size());
   const std::size_t moments = state.optimizer.moments.size();
   const std::size_t floats = state.value.size() + state.residual.size() + state.told.size() + moments;

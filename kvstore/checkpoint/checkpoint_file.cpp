@@ -164,7 +164,7 @@ void CheckpointWriter::add(const RecordName& name, std::span<const std::byte> by
   file_.write(head);
   file_.write(bytes);
   seal_.bytes += head.size() + bytes.size();
-  // The head's checksum covers that of the bytes, so a digest of these tells one file from another.
+  // The head's checksum covers that of the bytes, so a digest of these distinguishes one file from another.
   checksums_.push_back(own_checksum(head));
   ++records_;
 }

@@ -65,7 +65,7 @@ void BlobStore::handle(std::uint32_t worker, Frame frame, std::vector<Answer>& a
 void BlobStore::on_post(std::uint32_t worker, Frame frame, std::vector<Answer>& answers) {
   const FrameHeader header = frame.header;
   const BlobId id = blob_id_of(header);
-  // Nobody posts in another worker's name: its readers could not tell.
+  // Nobody may post in another worker's name: readers could not notice.
   if (id.poster != worker)
     throw Refused{Refusal::kLetter, fmt::format("worker {} posted the {}", worker, name_of(id))};
   if (header.count == 0 || header.count != frame.payload.size_bytes()) {

@@ -69,9 +69,9 @@ Run near_equal_share(std::uint64_t total, std::uint32_t parts, std::uint32_t ind
   return {index * least + std::min<std::uint64_t>(index, longer), least + (index < longer ? 1 : 0)};
 }
 
-// A collective has three parts: agree(), an exchange that finds differences and exchanges sizes; posts, which
-// borrow the caller's memory; and fetches, asked for early, because a server keeps a fetch until its blob
-// comes. Letters waits for all of them, also where one has failed.
+// A collective begins with agree(), an exchange that finds differences between the ranks and collects sizes.
+// Then it posts blobs, which borrow the caller's memory. It asks for others' blobs early, because a server
+// keeps a fetch until its blob comes. Letters waits for all of them, also where one has failed.
 
 // One collective's letters. It outlasts none of its tickets: arrays and scratch memory are the caller's again
 // when it has gone.
