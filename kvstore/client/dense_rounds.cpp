@@ -16,10 +16,10 @@ using transport::Kind;
 using Verb = Operation::Verb;
 using Clock = RoundContext::Clock;
 
-// An operation on a tensor goes from `waiting` to `current`, one at a time. It ends in finish(), and only
-// there. Three counts of the tensor say how far it is. `parts_left` counts parts without a result. `jobs`
-// counts work in the pool, or on a device, that uses the caller's memory. `pending` has the requests that
-// servers have not answered yet.
+// An operation on a tensor goes from `waiting` to `current`, one at a time. One that has begun ends in
+// finish(), and only there. Three counts of the tensor say how far it is. `parts_left` counts parts without a
+// result. `jobs` counts work in the pool, or on a device, that uses the caller's memory. `pending` has the
+// requests that servers have not answered yet.
 //
 // A failure never ends an operation whose jobs still run. fail() notes the error, and the last job calls
 // finish().
