@@ -27,6 +27,13 @@ compress::Payload view(const Buffer& buffer) { return buffer.bytes(); }
 
 }  // namespace
 
+// A push goes through check_push(), which knows no round, and open_round(). The last one of a round makes
+// complete_next() call complete(), whose publish() answers everybody and keeps the answer. What a worker asks
+// again is answered from what is kept: by answer_again() once the round is over, by on_probe() before.
+//
+// Where sums go upstream, complete_next() hands the sum to forward_sum() instead. The round stays in `rounds`
+// until answer() ends it, so that probes still find who has pushed.
+
 Aggregator::Aggregator(std::uint32_t workers, Sealing sealing)
     : workers_(workers),
       sealing_(sealing),
@@ -50,6 +57,8 @@ void Aggregator::handle(std::uint32_t worker, Frame frame, std::vector<Answer>& 
       throw Refused{Refusal::kFinal,
                     fmt::format("count {} of key {} is above {}", header.count, header.key, kMaxCount)};
     }
+    // Compared here, on the thread that uses the payload: the Messenger does not read it
+    // (transport/messenger.h).
     if (!frame.payload.is_intact()) {
       throw Refused{Refusal::kSendAgain,
                     fmt::format("key {} offset {}: the payload arrived damaged; send it again", header.key,
@@ -97,6 +106,7 @@ void Aggregator::on_init(std::uint32_t worker, const Frame& frame, std::vector<A
   // A repeated request must undo neither pushes nor what was given later, by whomever.
   if (partition.next_step == 0 && partition.rounds.empty() && !partition.came_before(worker, header.step)) {
     partition.given[worker] = header.step;
+    // What workers hold is of the value before. The next weight goes whole.
     partition.told = {};
     partition.count = header.count;
     partition.value.resize(header.count);
@@ -105,11 +115,13 @@ void Aggregator::on_init(std::uint32_t worker, const Frame& frame, std::vector<A
       std::memcpy(partition.first64.data(), view(frame.payload).data(), frame.payload.size_bytes());
       std::ranges::transform(partition.first64, partition.value.begin(),
                              [](double element) { return static_cast<float>(element); });
+      // Servers with an optimizer keep weights in float32, also for pulls before the first push.
       if (updater_.is_set()) partition.first64 = {};
     } else {
       std::memcpy(partition.value.data(), view(frame.payload).data(), frame.payload.size_bytes());
     }
   }
+  // Also where nothing was stored: the first acknowledgement may have been lost.
   answers.push_back({worker, answer_to(header, Kind::kAck)});
 }
 
@@ -117,6 +129,7 @@ void Aggregator::on_push(std::uint32_t worker, Frame frame, std::vector<Answer>&
   const FrameHeader header = frame.header;  // as it came: restored, a payload does not say that it was short
   check_push(worker, frame);
   auto& partition = partitions_[{header.key, header.offset}];
+  // Without an optimizer a key may be pushed before it has a first value. Its first push then sets the size.
   partition.count = header.count;
   if (async_workers_.has_policy()) return async_.push(worker, partition, std::move(frame), answers);
   // Repeated: the answer was lost, or is on its way.
@@ -154,6 +167,7 @@ void Aggregator::check_push(std::uint32_t worker, Frame& frame) {
     sums_.with_codec(header, view(frame.payload), [&](const compress::Codec& whole) {
       whole.validate(view(frame.payload), header.count);
     });
+    // A payload that came without a checksum counts as intact. If it was damaged, that shows only here.
   } catch (const compress::DecodeError& error) {
     throw Refused{Refusal::kSendAgain,
                   fmt::format("push of key {} offset {}: {}", header.key, header.offset, error.what())};
@@ -168,11 +182,13 @@ void Aggregator::check_push(std::uint32_t worker, Frame& frame) {
 
 void Aggregator::open_round(std::uint32_t worker, const FrameHeader& header, Partition& partition,
                             Frame frame, std::vector<Answer>& answers) {
+  // It counts as absent from the round, and must not count as arrived too.
   if (joined_.is_away(worker)) {
     throw Refused{Refusal::kFinal,
                   fmt::format("push of key {} step {}: worker {} has joined, and may push when all have",
                               header.key, header.step, worker)};
   }
+  // A worker has one round of a key in flight, so only one with a bug, or a hostile one, comes here.
   if (RoundGate::is_too_far_ahead(header.step, partition.next_step)) {
     throw Refused{Refusal::kFinal,
                   fmt::format("push of key {} is for step {}, more than {} ahead of step {}", header.key,
@@ -189,6 +205,7 @@ void Aggregator::open_round(std::uint32_t worker, const FrameHeader& header, Par
   complete_next(partition, answers);
   // Who pushes after a worker has left hears at once that the round will never be whole.
   for (const std::uint32_t left : gate_.gone().ranks()) {
+    // A round that is complete has been erased, and `round` with it. So the step is compared first.
     if (header.step < partition.next_step || round.payloads[left] || joined_.is_away(left)) continue;
     return fail_waiters(round, gate_.describe(left, header.step, header.key), answers);
   }
@@ -198,16 +215,20 @@ void Aggregator::accept(std::uint32_t worker, Round& round, Frame frame) {
   const FrameHeader& header = frame.header;
   if (round.payloads[worker]) return;  // repeated
   gate_.require_alike(worker, header, round.first);
+  // One worker's NaN goes into the answer to all: ranks that skip such a step must all skip it.
   round.flags |= header.flags & transport::kFlagNonfinite;
   round.program_steps.add(worker, header.program_step);
   if (content_of(header) == Content::kWeightDelta) round.holders.insert(worker);
   round.payloads[worker] = std::move(frame.payload);
   ++round.arrived;
+  // The others have waited for this push.
   if (is_whole(round)) stragglers_->note(worker);
   sums_.tell(Moment::kTaken, header);
 }
 
 bool Aggregator::is_whole(const Round& round) const {
+  // Nobody counts twice: a worker joins once its pushes are answered, and does not push until all have
+  // joined.
   return round.arrived + joined_.away() == contributors_.size();
 }
 
@@ -215,6 +236,7 @@ void Aggregator::complete_next(Partition& partition, std::vector<Answer>& answer
   for (auto next = partition.rounds.begin();
        next != partition.rounds.end() && next->first == partition.next_step && is_whole(next->second);
        next = partition.rounds.begin()) {
+    // One at a time: answer() ends this round and looks at the next.
     if (upstream_) return forward_sum(partition, next->second);
     Round round = std::move(next->second);
     partition.rounds.erase(next);
@@ -239,6 +261,7 @@ void Aggregator::complete_round(const FrameHeader& header, IntegerContributions 
 Round Aggregator::open_whole(const FrameHeader& header) {
   Partition& partition = partitions_[{header.key, header.offset}];
   partition.count = header.count;
+  // A library gives rounds that are whole, and in order. None of them waits in `rounds`.
   partition.next_step = header.step;
   Round round;
   round.first = header;
@@ -256,6 +279,7 @@ void Aggregator::complete(Partition& partition, Round round, std::vector<Answer>
 void Aggregator::publish(Partition& partition, Frame answer, const std::set<std::uint32_t>& holders,
                          std::vector<Answer>& answers) {
   ++partition.next_step;
+  // Kept until the next round is complete, because a worker that did not get it asks again.
   partition.answer = std::move(answer);
   std::optional<Frame> to_others;
   for (const std::uint32_t worker : contributors_) {
@@ -264,6 +288,8 @@ void Aggregator::publish(Partition& partition, Frame answer, const std::set<std:
       answers.push_back({worker, share(*partition.answer)});
       continue;
     }
+    // For workers that have not said that they hold the weight before. It is the answer itself if that is no
+    // delta, and otherwise made once for all of them.
     if (!to_others) to_others = last_answer(partition, Content::kWeight);
     answers.push_back({worker, share(*to_others)});
   }
@@ -277,15 +303,18 @@ Frame Aggregator::last_answer(const Partition& partition, Content held) {
 /// A partition that goes on from a checkpoint has steps behind it and no answer yet.
 void Aggregator::answer_again(const Partition& partition, std::uint32_t worker, const FrameHeader& header,
                               std::vector<Answer>& answers) {
+  // Nobody needs an older answer: a worker pushes a step only after it has the answer to the one before.
   if (header.step + 1 == partition.next_step && partition.answer)
     answers.push_back({worker, last_answer(partition, content_of(header))});
 }
 
 void Aggregator::forward_sum(Partition& partition, Round& round) {
+  // A push that is repeated while the sum is away leads here again.
   if (round.is_upstream) return;
   round.is_upstream = true;
   Frame sum = sums_.answer(partition, round);
   for (auto& payload : round.payloads) {
+    // Empty, but still there: it says that this worker has pushed, and makes a repeated push change nothing.
     if (payload) payload = Buffer();
   }
   upstream_(std::move(sum));
@@ -296,6 +325,7 @@ void Aggregator::answer(Frame frame, std::vector<Answer>& answers) {
   if (found == partitions_.end()) return;
   Partition& partition = found->second;
   if (frame.header.step != partition.next_step || partition.rounds.erase(partition.next_step) == 0) return;
+  // On a host replies are of codec none, which are sealed only where all are.
   if (sealing_ == Sealing::kAll) frame.payload.seal();
   publish(partition, std::move(frame), {}, answers);
   complete_next(partition, answers);
@@ -311,9 +341,11 @@ void Aggregator::on_pull(std::uint32_t worker, const FrameHeader& header, std::v
             header.key, header.offset, header.count)};
   }
   Partition& partition = found->second;
+  // Without an optimizer the sum of the last round has taken the value's place.
   if (partition.value.empty() && partition.answer) {
     Frame frame = share(*partition.answer);
     frame.header.priority = header.priority;
+    // The pull's own step: a late answer must not be taken for one to a later pull.
     frame.header.step = header.step;
     answers.push_back({worker, std::move(frame)});
     return;
@@ -331,6 +363,7 @@ void Aggregator::on_pull(std::uint32_t worker, const FrameHeader& header, std::v
 
 void Aggregator::on_probe(std::uint32_t worker, const FrameHeader& header, std::vector<Answer>& answers) {
   const auto found = partitions_.find({header.key, header.offset});
+  // Nothing of the partition has come, so this worker's push was lost as well.
   if (found == partitions_.end()) {
     answers.push_back({worker, answer_to(header, Kind::kMissing)});
     return;
@@ -339,6 +372,7 @@ void Aggregator::on_probe(std::uint32_t worker, const FrameHeader& header, std::
   if (async_workers_.has_policy()) return async_.probe(worker, partition, header, answers);
   if (header.step < partition.next_step) return answer_again(partition, worker, header, answers);
   const auto round = partition.rounds.find(header.step);
+  // The push was lost. The worker still has its payload, and sends it again.
   if (round == partition.rounds.end() || !round->second.payloads[worker]) {
     answers.push_back({worker, answer_to(header, Kind::kMissing)});
     return;
@@ -357,15 +391,18 @@ void Aggregator::on_probe(std::uint32_t worker, const FrameHeader& header, std::
 }
 
 void Aggregator::forget_worker(std::uint32_t worker, std::vector<Answer>& answers, const std::string& error) {
+  // Its pushes make no round here. They go through the leader of its host, which counts.
   if (!std::ranges::binary_search(contributors_, worker)) return;
   gate_.forget_worker(worker, error);
   async_workers_.forget(worker);
   if (async_workers_.has_policy()) {
+    // It gets no more answers, and those that waited for its clock do not have to.
     async_.forget_worker(worker);
     async_.answer_held(answers);
   }
   for (auto& [id, partition] : partitions_) {
     for (auto& [step, round] : partition.rounds) {
+      // It has pushed this round, or the round goes on without it.
       if (round.payloads[worker] || joined_.is_away(worker)) continue;
       fail_waiters(round, gate_.describe(worker, step, id.key), answers);
     }
@@ -374,6 +411,7 @@ void Aggregator::forget_worker(std::uint32_t worker, std::vector<Answer>& answer
 
 void Aggregator::fail_waiters(const Round& round, const std::string& text, std::vector<Answer>& answers) {
   for (std::uint32_t rank = 0; rank < workers_; ++rank) {
+    // The round stays open. A worker that asks again, because this error was lost, gets the same one.
     if (!round.payloads[rank] || gate_.gone().contains(rank)) continue;
     answers.push_back({rank, answer_to(round.first, Kind::kError, text_payload(text))});
   }

@@ -54,6 +54,7 @@ void Aggregator::set_async(const AsyncPolicy& policy) {
 }
 
 void Aggregator::require_no_round(const char* what) const {
+  // Rounds that are open were counted, or answered, by other rules than those that are set now.
   for (const auto& [id, partition] : partitions_) {
     if (partition.next_step > 0 || !partition.rounds.empty())
       throw std::invalid_argument(fmt::format("{} given after the first push; give them before", what));
@@ -63,6 +64,7 @@ void Aggregator::require_no_round(const char* what) const {
 /// The same optimizer with other parameters, such as a learning rate, goes on from its state.
 void Aggregator::set_optimizer(const std::string& text) {
   const OptimizerSpec spec = parse_optimizer(text);
+  // Throws for a bad optimizer before anything has changed.
   updater_.updater = make_updater(spec);
   for (auto& [id, partition] : partitions_) {
     sums_.begin_with_sum(partition, contributors_.size());
@@ -91,10 +93,12 @@ void Aggregator::on_command(std::uint32_t worker, const Frame& frame, std::vecto
   } else if (text == "meet") {
     async_workers_.meet(worker);
     answers.push_back({worker, answer_to(frame.header, Kind::kAck)});
+    // Workers that were held back only for this one may continue now.
     return async_.answer_held(answers);
   } else if (text == "back") {
     async_workers_.come_back(worker);
   } else if (text == "waited for") {
+    // Each thread of a server says the same: they share one count.
     Frame counts = answer_to(frame.header, Kind::kAck);
     counts.payload = text_payload(fmt::format("{}", fmt::join(stragglers_->counts(), ",")));
     answers.push_back({worker, std::move(counts)});
@@ -114,6 +118,7 @@ void Aggregator::on_join(std::uint32_t worker, const FrameHeader& header, std::v
   Frame acknowledgement = answer_to(header, Kind::kAck);
   acknowledgement.header.step = joined_.come(worker);
   answers.push_back({worker, std::move(acknowledgement)});
+  // Rounds that lacked only its push are whole without it.
   for (auto& [id, partition] : partitions_) complete_next(partition, answers);
 }
 

@@ -13,6 +13,7 @@ std::uint32_t ArrivalSet::come(std::uint32_t worker) {
   }
   const std::uint32_t place = away_++;
   is_away_[worker] = true;
+  // The last one ends the barrier for all, and the set serves the next.
   if (away_ == is_away_.size()) {
     away_ = 0;
     is_away_.assign(is_away_.size(), false);

@@ -20,14 +20,20 @@ void AsyncRounds::push(std::uint32_t worker, Partition& partition, Frame frame,
   gate_.require_next(worker, header, clocks);
   const std::uint64_t next_step = clocks.next_step_of(worker);
   if (header.step < next_step) {  // repeated: the answer was lost, is on its way, or waits
+    // A held push is answered when the others have caught up. An older one was answered before its worker
+    // pushed again.
     const bool is_last = header.step + 1 == next_step && !partition.held_pushes.contains(worker);
     if (is_last) answers.push_back({worker, answer(worker, partition, header, Delivery::kRepeat)});
     return;
   }
   sums_.tell(RoundMoment::kTaken, header);
+  // Before the push is counted: if it cannot be applied, it is refused, and must not count as one that went
+  // in.
   sums_.apply(partition, std::move(frame));
   clocks.count(worker, header.step);
+  // For checkpoints, which save the step of the worker that is furthest.
   partition.next_step = std::max(partition.next_step, header.step + 1);
+  // Held first also where nobody is behind. This push may release others, in the same pass.
   partition.held_pushes.emplace(worker, header);
   answer_held(partition, answers);
 }
@@ -59,6 +65,7 @@ Frame AsyncRounds::answer(std::uint32_t worker, Partition& partition, const Fram
   Frame frame = wants_weight ? weights_.async_weight(worker, partition, clocks, push, delivery)
                              : answer_to(push, Kind::kAck);
   if (wants_weight && seals(sealing_, codecs_.of(push))) frame.payload.seal();
+  // Of this push alone: no other worker has a part in the round.
   frame.header.flags = push.flags & transport::kFlagNonfinite;
   set_staleness(frame.header, clocks.staleness_of(worker));
   return frame;
@@ -80,6 +87,7 @@ void AsyncRounds::probe(std::uint32_t worker, Partition& partition, const FrameH
 void AsyncRounds::forget_worker(std::uint32_t worker) {
   for (auto& [id, partition] : partitions_) {
     partition.held_pushes.erase(worker);
+    // A copy of the weight for each worker is what deltas cost, and this one needs none any more.
     partition.sent_to_each.erase(worker);
   }
 }

@@ -12,6 +12,7 @@ Contributions::Contributions(std::span<const std::optional<transport::Buffer>> p
 
 Contributions::Contributions(const IntegerContributions& integers, std::uint32_t workers) {
   const compress::Payload heads = integers.heads.bytes();
+  // Zero where payloads of the codec have no head. Then there are no views, either.
   const std::size_t head_bytes = heads.size() / workers;
   for (std::uint32_t worker = 0; worker < workers && head_bytes > 0; ++worker)
     payloads_.push_back(heads.subspan(worker * head_bytes, head_bytes));

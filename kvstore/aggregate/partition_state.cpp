@@ -23,6 +23,7 @@ constexpr std::uint32_t kHasValue = 1, kHasResidual = 2, kHasTold = 4, kHasFirst
 }  // namespace
 
 transport::Buffer encode_state(const PartitionState& state) {
+  // Either may be missing, but moments and `told` come with a value.
   const std::size_t count = std::max(state.value.size(), state.residual.size());
   const std::size_t moments = state.optimizer.moments.size();
   const std::size_t floats = state.value.size() + state.residual.size() + state.told.size() + moments;
@@ -57,6 +58,7 @@ PartitionState decode_partition_state(std::span<const std::byte> bytes, std::uin
       static_cast<std::uint64_t>(std::popcount(arrays)) + moments + (has_first64 ? 1 : 0);
   const std::uint64_t floats = from.left() / sizeof(float);
   const bool is_whole = from.left() % sizeof(float) == 0;
+  // Divided and not multiplied, because a peer chooses the numbers and a product could overflow.
   if (!is_whole || (kinds == 0 ? floats != 0 : floats % kinds != 0 || floats / kinds != count)) {
     throw compress::DecodeError(
         fmt::format("state: {} bytes do not hold {} arrays of {} elements", bytes.size(), kinds, count));

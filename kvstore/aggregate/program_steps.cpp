@@ -10,6 +10,7 @@ void ProgramSteps::add(std::uint32_t worker, std::uint32_t step) {
   if (step == 0) return;
   if (!first_) {
     first_ = {worker, step};
+    // Two are enough for the error, which names the first that differs.
   } else if (!other_ && step != first_->step) {
     other_ = {worker, step};
   }

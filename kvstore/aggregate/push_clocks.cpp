@@ -15,6 +15,7 @@ void PushClocks::show(std::uint32_t worker) { workers_[worker].others_shown = ot
 std::vector<std::uint32_t> PushClocks::awaited_by(std::uint32_t worker) const {
   std::vector<std::uint32_t> behind;
   const std::uint64_t clock = workers_[worker].next_step;
+  // Nobody can be further behind than the bound, and the unsigned difference below would wrap.
   if (!policy_.staleness_bound || clock <= *policy_.staleness_bound) return behind;
   const std::uint64_t least = clock - *policy_.staleness_bound;
   for (std::uint32_t rank = 0; rank < workers_.size(); ++rank) {

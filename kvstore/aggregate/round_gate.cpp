@@ -24,6 +24,7 @@ void RoundGate::require_alike(std::uint32_t worker, const FrameHeader& push, con
 
 void RoundGate::require_next(std::uint32_t worker, const FrameHeader& push, const PushClocks& clocks) const {
   const std::uint64_t next_step = clocks.next_step_of(worker);
+  // Earlier steps are repetitions. A worker's first push may have any step.
   if (push.step <= next_step || !clocks.has_pushed(worker)) return;
   throw Refused{how_, fmt::format("push of {} {} is for step {} of worker {}, expected step {}", what_,
                                   push.key, push.step, worker, next_step)};

@@ -23,6 +23,7 @@ using transport::Kind;
 Frame RoundSums::answer(Partition& partition, const Round& round) {
   tell(RoundMoment::kAllHere, round.first);
   try {
+    // Only here, when all are here: the error then reaches every worker of the round, as its answer.
     round.program_steps.require_alike();
     return reply(partition, round);
   } catch (const std::exception& error) {  // payloads fine one by one, but not together
@@ -50,6 +51,7 @@ Frame RoundSums::sum(Partition& partition, const Round& round, const compress::C
   const bool keeps_residual = kind == ReplyKind::kSame && codec.lossy();
   if (!keeps_residual && !partition.residual.empty())
     return sum_with_leftover(partition, round, codec, contributions);
+  // Only replies of a lossy codec leave something, so that others take no memory for it.
   if (keeps_residual && partition.residual.empty()) partition.residual.assign(partition.count, 0.0F);
   Buffer out = parts_.pool.take(codec.max_reply_size(partition.count, contributions.ways(), kind));
   const auto encoded = contributions.encode_reply(
@@ -61,6 +63,8 @@ Frame RoundSums::sum(Partition& partition, const Round& round, const compress::C
   partition.first64 = {};
   const std::uint32_t segments = round.first.flags & transport::kFlagSegments;
   std::uint32_t flags = round.flags | segments | (encoded.nonfinite ? transport::kFlagNonfinite : 0U);
+  // A shortened push shows that the workers read shortened replies. The stage knows the codes of one tensor
+  // only.
   if (kind == ReplyKind::kSame && round.takes_shortened && segments == 0)
     shorten(codec, partition.count, out, flags, parts_.pool);
   Frame frame = answer_to(round.first, Kind::kReply, std::move(out));
@@ -80,6 +84,7 @@ Frame RoundSums::sum_with_leftover(Partition& partition, const Round& round, con
     Buffer out = parts_.pool.take(sum.size() * sizeof(Element));
     std::memcpy(out.bytes().data(), sum.data(), out.size_bytes());
     const bool is_finite = std::ranges::all_of(sum, [](Element value) { return std::isfinite(value); });
+    // kValue says that these are numbers as they are, and not a reply of the push's codec.
     Frame frame = answer_to(round.first, Kind::kValue, std::move(out));
     frame.header.content = static_cast<std::uint8_t>(Content::kSum);
     frame.header.dtype = round.first.dtype;
@@ -87,6 +92,7 @@ Frame RoundSums::sum_with_leftover(Partition& partition, const Round& round, con
         with_absent(round.flags | (is_finite ? 0U : transport::kFlagNonfinite), parts_.joined.away());
     return frame;
   };
+  // A sum of float64 stays one: it must not lose bits because an earlier codec has left something.
   if (codec.as_float64() == nullptr) return answer_with(decoded_sum(partition, codec, contributions));
   std::vector<double> sum(partition.count);
   contributions.encode_reply(codec, partition.count, ReplyKind::kSame, {},
@@ -122,6 +128,7 @@ void RoundSums::apply(Partition& partition, Frame push) {
 }
 
 void RoundSums::begin_with_sum(Partition& partition, std::size_t contributors) {
+  // It has a weight already, or was never pushed and has to be initialised first.
   if (!partition.value.empty() || !partition.answer) return;
   Frame sum = share(*partition.answer);
   const FrameHeader& header = sum.header;
@@ -135,12 +142,14 @@ void RoundSums::begin_with_sum(Partition& partition, std::size_t contributors) {
       std::memcpy(partition.value.data(), payload.data(), payload.size());
     }
   }
+  // The last round failed, so its answer is an error and no sum.
   if (header.kind != Kind::kReply) return;
   if ((header.flags & transport::kFlagSegments) != 0) return;
   restore(sum, parts_.pool);
   const compress::Codec& codec = parts_.codecs.of(header);
   std::vector<float> value(partition.count);
   std::vector<compress::UnitScale> unused(codec.agrees_scales() ? compress::unit_count(value.size()) : 0);
+  // Workers that had joined are not in the sum, and its form depends on how many are.
   codec.decode_reply(std::as_const(sum.payload).bytes(), contributors - absent_of(header.flags),
                      static_cast<compress::ReplyKind>(header.reply), value, unused);
   partition.value = std::move(value);

@@ -56,7 +56,10 @@ Frame StateTransfer::write(std::uint32_t worker, const Frame& frame) {
   const auto known = partitions_.find({header.key, header.offset});
   if (known != partitions_.end()) {
     const Partition& partition = known->second;
+    // Before the refusals below: rounds may have begun since the first copy was acknowledged.
     if (partition.came_before(worker, header.step)) return answer_to(header, Kind::kAck);
+    // Where rounds were answered here, a state of another step would turn their count back, or make it jump.
+    // At once it is the clocks that show whether a push was applied, because next_step may be a checkpoint's.
     const bool has_gone_on = (partition.answer && partition.next_step != state.next_step) ||
                              (partition.clocks && partition.clocks->has_begun());
     if (partition.count != header.count || !partition.rounds.empty() || has_gone_on) {

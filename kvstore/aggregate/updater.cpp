@@ -70,6 +70,8 @@ class SgdUpdater final : public Updater {
   void update(std::span<float> weight, std::span<const float> gradient,
               OptimizerState& state) const override {
     auto& m = state.moments;
+    // Also in the middle of a job: the same optimizer may be given a momentum later, and goes on from its
+    // state.
     if (momentum_ != 0 && m.empty()) m.assign(weight.size(), 0.0F);
     for (std::size_t i = 0; i < weight.size(); ++i) {
       const float g = prepared_(gradient[i]) + wd_ * weight[i];
@@ -117,6 +119,7 @@ class AdamUpdater final : public Updater {
     const auto shrink = static_cast<float>(1 - learning_rate_ * static_cast<double>(wd_));
     for (std::size_t i = 0; i < n; ++i) {
       const float g = is_decay_apart ? prepared_(gradient[i]) : prepared_(gradient[i], wd_ * weight[i]);
+      // Before the step, so that the decay is of the weight that the gradient was taken at.
       if constexpr (is_decay_apart) weight[i] *= shrink;
       float& m = state.moments[i];
       float& v = state.moments[n + i];
@@ -180,6 +183,7 @@ std::unique_ptr<Updater> make_as(const Parameters& parameters) {
 }
 
 std::vector<Parameter> with_common(std::vector<Parameter> own) {
+  // A clip_gradient that is not above 0 clips nothing, as at MXNet.
   own.insert(own.end(), {{"wd", 0.0, 0}, {"rescale_grad", 1.0}, {"clip_gradient", -1.0}});
   return own;
 }
@@ -220,6 +224,7 @@ void require_valid(const Row& row, const std::string& name, double value) {
   for (const Parameter& parameter : row.parameters) {
     valid.push_back(parameter.name);
     if (parameter.name != name) continue;
+    // Updaters compute in float32.
     if (!std::isfinite(static_cast<float>(value))) {
       throw std::invalid_argument(
           fmt::format("set_optimizer: {}={} of {} is larger than float32 can say; expected at most {}", name,
@@ -286,6 +291,7 @@ std::unique_ptr<Updater> make_updater(const OptimizerSpec& spec) {
     require_valid(row, name, value);
     parameters[name] = value;
   }
+  // Last, when all values are known, whether given or defaults.
   require_momentum(row, parameters);
   return row.make(parameters);
 }

@@ -53,8 +53,11 @@ Frame WeightSender::weight(const Partition& partition, const FrameHeader& reques
   if (replies_.form() == WeightReplies::Form::kRounded) {
     if (auto rounded = round_weight(replies_.codec(), partition.value, pool_))
       return encoded(Content::kWeightRounded, std::move(*rounded), request);
+    // An element is too large for 16 bits. The others have the bits that rounding would have given them, so
+    // that what is in a partition does not change them.
     return whole(round_what_fits(replies_.codec(), partition.value), request);
   }
+  // As workers hold it, so that all of them pull the same. Content 1 asks for the server's own.
   const bool is_told =
       replies_.are_deltas() && !partition.told.empty() && content_of(request) != Content::kWeight;
   return whole(is_told ? partition.told : partition.value, request);
@@ -63,14 +66,18 @@ Frame WeightSender::weight(const Partition& partition, const FrameHeader& reques
 /// What makes the weight of what was told, which it then is but for what the codec leaves out.
 Frame WeightSender::tell(const Partition& partition, std::vector<float>& told, std::uint32_t worker,
                          const FrameHeader& request) {
+  // A codec that draws random numbers draws others in each round, and for each worker that has deltas of its
+  // own.
   const compress::Position position{static_cast<std::uint32_t>(request.key), worker, partition.next_step,
                                     request.offset};
   if (!told.empty()) {
     if (auto delta = encode_delta(replies_.codec(), partition.value, position, told, pool_))
       return encoded(Content::kWeightDelta, std::move(*delta), request);
   } else {
+    // Nobody holds any weight yet: the first one goes whole, and deltas begin from it.
     told = partition.value;
   }
+  // Also where a difference was not finite: encode_delta() has then made `told` what workers are to hold.
   return whole(told, request);
 }
 
@@ -88,11 +95,14 @@ Frame WeightSender::async_weight(std::uint32_t worker, Partition& partition, Pus
   }
   SentWeight& told = partition.sent_to_each[worker];
   if (request.kind == Kind::kPull) {
+    // Steps of a worker's pulls descend, so this one was here before, or is late.
     if (request.step >= told.last_pull) delivery = Delivery::kRepeat;
     told.last_pull = std::min(told.last_pull, request.step);
   }
   if (delivery == Delivery::kRepeat && !told.weight.empty()) return whole(told.weight, request);
+  // Not for a repeated answer: it shows the worker no newer weight, so staleness counts from the first one.
   clocks.show(worker);
+  // The worker says that it does not hold what was sent last.
   if (content_of(request) != Content::kWeightDelta) told.weight.clear();
   return tell(partition, told.weight, worker, request);
 }
@@ -105,6 +115,7 @@ void WeightSender::forget_sent(Partitions& partitions) {
 
 Frame WeightSender::last_answer(const Partition& partition, Content held, bool is_sealed) {
   const Frame& answer = *partition.answer;
+  // Made of `told`, and not of the weight: both ways leave a worker with the same floats.
   if (content_of(answer.header) != Content::kWeightDelta || held == Content::kWeightDelta)
     return share(answer);
   Frame weight = whole(partition.told, answer.header);

@@ -108,13 +108,17 @@ void require_same_tables(const Asker& asker, std::span<const KeySpec> saved, std
 
 std::vector<Piece> residual_pieces(const Layout& saved, const Layout& here, std::uint64_t tensor) {
   const LayoutTensor& target = here[tensor];
+  // In equal layouts nothing moves, also what a tensor has of a key that travels elsewhere now.
   if (saved == here) return {{tensor, 0, 0, target.spec.elements(), false}};
   std::vector<Piece> pieces;
   std::uint64_t offset = 0;
   const std::vector<std::uint64_t> own{tensor};
   for (const std::uint64_t key : is_bucket(target) ? target.members : own) {
     const std::uint64_t count = here[key].spec.elements();
+    // Only where the key travels now. Elsewhere it would come in a second time.
     if (here[key].home == Place{tensor, offset}) {
+      // The first piece replaces what is there, and the others are added: an element may have residuals in
+      // several places.
       bool adds = false;
       for (const Place& place : places_of(saved, here[key].spec.name)) {
         pieces.push_back({place.tensor, place.offset, offset, count, adds});
@@ -138,6 +142,7 @@ void take_over(OptimizerState& into, std::uint64_t elements, const Overlap& comm
   into.steps = std::max(into.steps, from.steps);
   const std::size_t kinds = from.moments.size() / from_elements;
   if (kinds == 0) return;
+  // Parts that were never updated have no moments, and begin with zeros beside those that have some.
   if (into.moments.empty()) into.moments.assign(kinds * elements, 0.0F);
   if (into.moments.size() != kinds * elements) {
     throw compress::DecodeError(fmt::format("optimizer's state: {} and {} moments an element of one key",
@@ -154,6 +159,7 @@ std::optional<std::uint64_t> same_tensor(const Layout& saved, const Layout& here
   const LayoutTensor& target = here[tensor];
   if (!is_bucket(target)) return find_key(saved, target.spec.name);
   for (std::uint64_t candidate = 0; candidate < saved.size(); ++candidate) {
+    // A bucket has no name of its own, and its number depends on the order of bindings.
     if (is_bucket(saved[candidate]) && member_names(saved, saved[candidate]) == member_names(here, target))
       return candidate;
   }
@@ -201,6 +207,7 @@ class Words {
     const auto at = lines_.tellg();
     std::string text;
     std::getline(lines_, text);
+    // Behind the last line the read fails, and seekg() does nothing on a stream that has failed.
     lines_.clear();
     lines_.seekg(at);
     return text.substr(0, text.find('\t')) == name;
@@ -247,10 +254,12 @@ std::string unsealed(const std::string& text, const Words& words) {
   const auto last = text.rfind("checksum\t");
   const std::string_view title = std::string_view(text).substr(0, text.find('\n'));
   const bool is_known = title == kTitle || title == kTitle1;
+  // Before the checksum is compared: a file of another version is not damaged, and the error says so.
   if (!is_known && title.starts_with(kTitle.substr(0, kTitle.rfind(' ')))) {
     words.refuse(fmt::format("is '{}', and this program reads '{}' and before", title.substr(0, 60), kTitle));
   }
   if (!is_known || last == std::string::npos) words.refuse("is no manifest of a checkpoint");
+  // The whole text is compared, so bytes behind the checksum are found too.
   if (sealed(text.substr(0, last)) != text) words.refuse("is damaged");
   return text.substr(0, last);
 }
@@ -265,6 +274,7 @@ LayoutTensor read_tensor(Words& words, std::uint64_t number) {
   tensor.spec.shape = words.numbers<std::uint64_t>();
   tensor.members = words.numbers<std::uint64_t>();
   for (const std::uint64_t member : tensor.members) {
+    // Members come before their buckets, so that whoever reads a layout may index without a check.
     if (member >= number) words.refuse(fmt::format("has a bucket of tensor {}, which is not there", member));
   }
   return tensor;
@@ -313,11 +323,14 @@ Manifest read_manifest(const std::string& text, const std::filesystem::path& pat
   words.line("contributors");
   manifest.contributors = words.numbers<std::uint32_t>();
   words.line("optimizer");
+  // A job of sums has none.
   manifest.optimizer = words.word_or_nothing();
+  // Without a momentum both forms of sgd are the same, and keep the name.
   if (is_version_1 && has_momentum(manifest.optimizer))
     manifest.optimizer = renamed_since_version_1(manifest.optimizer);
   words.line("tensors");
   const auto tensors = words.number<std::uint64_t>();
+  // One by one, and not by a count that was read: a manifest must not choose how much is allocated.
   for (std::uint64_t number = 0; number < tensors; ++number)
     manifest.layout.push_back(read_tensor(words, number));
   if (words.is_next("tables")) {  // jobs that have none do not write of them
@@ -366,6 +379,7 @@ std::string file_name(std::uint64_t generation, std::uint32_t rank) {
 
 std::uint64_t next_generation(const std::filesystem::path& folder) {
   std::uint64_t newest = 0;
+  // Also of files that a broken-off save has left, so that their names are not used again.
   for (const auto& entry : std::filesystem::directory_iterator(folder))
     newest = std::max(newest, generation_of(entry.path().filename().string()).value_or(0));
   return newest + 1;
@@ -373,6 +387,7 @@ std::uint64_t next_generation(const std::filesystem::path& folder) {
 
 void remove_other_generations(const std::filesystem::path& folder, std::uint64_t generation) {
   std::error_code ignored;
+  // Listed first: what a directory iterator shows is unspecified once entries are removed.
   std::vector<std::filesystem::path> old;
   for (const auto& entry : std::filesystem::directory_iterator(folder, ignored)) {
     const auto its = generation_of(entry.path().filename().string());

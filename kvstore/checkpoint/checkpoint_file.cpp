@@ -54,6 +54,7 @@ void rename_into_place(const std::filesystem::path& from, const std::filesystem:
   std::error_code error;
   std::filesystem::rename(from, to, error);
   if (error) throw std::runtime_error(fmt::format("checkpoint: {}: {}", to.string(), error.message()));
+  // The name is in the folder, which the disk does not have before this.
   sync_folder(to.parent_path());
 }
 
@@ -88,6 +89,7 @@ std::size_t OpenFile::read(std::uint64_t position, std::span<std::byte> bytes) c
         ::pread(descriptor_, bytes.data() + all, bytes.size() - all, static_cast<off_t>(position + all));
     if (done < 0 && errno == EINTR) continue;
     if (done < 0) fail("cannot be read");
+    // The end of the file. The caller sees that fewer bytes came, and says what was cut short.
     if (done == 0) break;
     all += static_cast<std::size_t>(done);
   }
@@ -133,6 +135,7 @@ std::string read_text_file(const std::filesystem::path& path, std::size_t most) 
         "checkpoint: {} has {} bytes, expected at most {}; it is none of ours", path.string(), bytes, most));
   }
   std::string text(bytes, '\0');
+  // Somebody may be writing, so that fewer bytes come than the size promised.
   text.resize(file.read(0, std::as_writable_bytes(std::span(text))));
   return text;
 }
@@ -142,6 +145,7 @@ std::string read_text_file(const std::filesystem::path& path, std::size_t most) 
 CheckpointWriter::CheckpointWriter(std::filesystem::path path, std::string_view unfinished)
     : path_(std::move(path)),
       unfinished_(std::filesystem::path(path_) += unfinished),
+      // What a save that was broken off has left under this name is overwritten.
       file_(unfinished_, O_WRONLY | O_CREAT | O_TRUNC) {
   std::array<std::byte, kHeadBytes> head{};
   std::ranges::copy(std::as_bytes(std::span(kMagic)), head.begin());
@@ -160,15 +164,18 @@ void CheckpointWriter::add(const RecordName& name, std::span<const std::byte> by
   file_.write(head);
   file_.write(bytes);
   seal_.bytes += head.size() + bytes.size();
+  // The head's checksum covers that of the bytes, so a digest of these distinguishes one file from another.
   checksums_.push_back(own_checksum(head));
   ++records_;
 }
 
 FileSeal CheckpointWriter::finish() {
   seal_.digest = digest_of(checksums_);
+  // Without an end that counts the records, a file cut between two of them would look whole.
   const RecordHead end = record_head({RecordKind::kEnd, 0, 0, records_}, 0, seal_.digest);
   file_.write(end);
   seal_.bytes += end.size();
+  // The bytes before the name: whatever happens later, a file that has its name is whole.
   file_.sync();
   rename_into_place(unfinished_, path_);
   is_finished_ = true;
@@ -195,6 +202,7 @@ CheckpointReader::CheckpointReader(std::filesystem::path path)
   for (;;) {
     RecordHead record{};
     if (file_.read(position, record) < record.size()) refuse("is cut short");
+    // Before a field of it is used: a damaged length would lead to any place of the file.
     if (transport::checksum(std::span(record).first(kAtOwnChecksum)) != own_checksum(record))
       refuse(fmt::format("is damaged at byte {}", position));
     position += record.size();
@@ -211,6 +219,7 @@ CheckpointReader::CheckpointReader(std::filesystem::path path)
       if (file_.read(position, {&more, 1}) != 0) refuse("goes on after its end");
       return;
     }
+    // A sum beyond that would wrap, or be no position of a file.
     if (bytes > static_cast<std::uint64_t>(INT64_MAX) - position) refuse("is damaged");
     records_.push_back({name, position, bytes, checksum});
     checksums.push_back(own_checksum(record));
@@ -235,6 +244,7 @@ std::vector<std::byte> CheckpointReader::read_head(const Record& record, std::si
 }
 
 void CheckpointReader::verify() const {
+  // read() compares each with its checksum, and what it returns is not needed.
   for (const Record& record : records_) read(record);
 }
 

@@ -38,12 +38,14 @@ CheckpointSource::CheckpointSource(const std::filesystem::path& folder, Manifest
 }
 
 void CheckpointSource::take_up(std::uint32_t file, const CheckpointReader::Record& record) {
+  // Read by read_front_end(), which does not need the rest.
   if (record.name.kind == RecordKind::kFrontEnd) return;
   if (record.name.kind == RecordKind::kWorkerRows || record.name.kind == RecordKind::kServerRows)
     return take_up_rows(file, record);
   const bool is_known = record.name.kind == RecordKind::kTensor || record.name.kind == RecordKind::kPartition;
   const std::uint64_t elements =
       record.name.tensor < manifest_.layout.size() ? manifest_.layout[record.name.tensor].spec.elements() : 0;
+  // Subtracted and not added below: the numbers of a file may be any.
   if (!is_known || record.name.count == 0 || record.name.count > elements ||
       record.name.offset > elements - record.name.count)
     refuse(manifest_.files[file].name, "holds what its manifest does not know");
@@ -104,6 +106,8 @@ void CheckpointSource::put(std::vector<Element>& into, std::size_t elements, con
 
 /// What is of a tensor alone: its value, its optimizer's state, its rounds.
 void CheckpointSource::add_own(PartitionState& state, const Range& range, std::uint64_t saved) {
+  // A partition here may be made of several that were saved. If workers hold one of them, all of it has to
+  // say what they hold.
   const bool is_told = std::ranges::any_of(partitions_[saved], [&](const Held& held) {
     return overlap(held.record->name, range.offset, range.count) && !partition(held).told.empty();
   });
@@ -111,6 +115,7 @@ void CheckpointSource::add_own(PartitionState& state, const Range& range, std::u
     const auto common = overlap(held.record->name, range.offset, range.count);
     if (!common) continue;
     const PartitionState& from = partition(held);
+    // Pieces of one tensor may come from partitions that have been through different numbers of rounds.
     state.next_step = std::max(state.next_step, from.next_step);
     take_over(state.optimizer, range.count, *common, from.optimizer, held.record->name.count);
     if (!from.value.empty()) put(state.value, range.count, *common, from.value, false);
@@ -143,6 +148,8 @@ bool CheckpointSource::has_value(std::uint64_t tensor) {
 
 bool CheckpointSource::held_sum(std::uint64_t tensor) const {
   const auto saved = same_tensor(manifest_.layout, here_, tensor);
+  // With an optimizer servers hold weights, and before the first round a first value. Both are in the
+  // checkpoint.
   return saved && manifest_.optimizer.empty() && rounds_begun(*saved) > 0;
 }
 
@@ -163,6 +170,7 @@ void CheckpointSource::add_residual_of(std::uint32_t rank, bool adds, const Rang
 std::uint64_t CheckpointSource::rounds_begun(std::uint64_t saved) const {
   std::uint64_t most = 0;
   for (const ByTensor& of_worker : tensors_) {
+    // The head alone: behind it lies the residual, which may be as large as the model.
     for (const Held& held : of_worker[saved])
       most = std::max(most, step_of(files_[held.file]->read_head(*held.record, kStepBytes)));
   }
@@ -172,6 +180,7 @@ std::uint64_t CheckpointSource::rounds_begun(std::uint64_t saved) const {
 TensorState CheckpointSource::tensor_state(const Range& range, const Contributor& contributor) {
   TensorState state;
   const auto before = static_cast<std::uint32_t>(manifest_.contributors.size());
+  // A worker that is new reads scales from the first one's file: they are the same on all ranks.
   const std::uint32_t like = manifest_.contributors[contributor.index < before ? contributor.index : 0];
   if (const auto saved = same_tensor(manifest_.layout, here_, range.tensor)) {
     state.step = rounds_begun(*saved);
@@ -228,6 +237,7 @@ RowState CheckpointSource::worker_rows(std::uint64_t table, const Contributor& w
       residuals.insert(residuals.end(), theirs.residuals.values.begin(), theirs.residuals.values.end());
     }
   }
+  // Several workers that are gone may have had a residual of the same row.
   state.residuals = sum_duplicates(ids, residuals, row_shape(tables_here_[table]));
   // All servers have seen all rounds.
   if (!server_rows_[saved].empty()) state.next_step = rows(server_rows_[saved].front(), table).next_step;
@@ -244,6 +254,7 @@ Manifest read_manifest_of(const std::filesystem::path& folder) {
 
 FrontEnd read_front_end(const std::filesystem::path& folder, std::uint32_t rank) {
   const Manifest manifest = read_manifest_of(folder);
+  // A rank that the saved job did not have gets another's, so that a larger job finds something for all.
   FrontEnd found{manifest.workers, rank % manifest.workers, {}};
   const Manifest::File& file = manifest.files[found.given_by];
   const CheckpointReader reader(folder / file.name);

@@ -53,6 +53,7 @@ OptimizerHead parse_head(const std::string& text) {
   OptimizerHead head{has_parameters ? Dump::kStatesAndParameters : Dump::kStates, {}, {}};
   head.keys = layout_of(read_keys(keys));
   head.optimizer.assign(std::istreambuf_iterator<char>(lines), {});
+  // Throws for an optimizer that this program does not know, or cannot make.
   make_updater(parse_optimizer(head.optimizer));
   return head;
 }
@@ -65,6 +66,7 @@ OptimizerHead optimizer_head(Dump dump, const std::string& optimizer, const Layo
     if (tensor.members.empty()) keys.push_back(tensor.spec);
   }
   const std::string name = parse_optimizer(optimizer).name;
+  // Written and read once, which sorts the keys as a file has them: records number them so.
   return {dump, dump == Dump::kStates ? name : optimizer, layout_of(read_keys(write_keys(keys)))};
 }
 
@@ -85,6 +87,7 @@ void OptimizerFile::refuse(const std::string& why) const {
 
 void OptimizerFile::read_head() {
   const auto& records = file_.records();
+  // A checkpoint is made of records too, but begins with others.
   if (records.empty() || records.front().name.kind != RecordKind::kOptimizer)
     refuse("holds no optimizer's states");
   const auto bytes = file_.read(records.front());
@@ -117,6 +120,7 @@ void OptimizerFile::read_index() {
   const auto has_moments = [this](const std::vector<const Record*>& records) {
     return std::ranges::any_of(records, [this](const Record* one) { return !read(*one).moments.empty(); });
   };
+  // A version 1 file does not say whether its sgd had a momentum. Only moments show it.
   if (is_version_1_ && std::ranges::any_of(records_, has_moments))
     head_.optimizer = renamed_since_version_1(head_.optimizer);
 }
@@ -130,6 +134,7 @@ void OptimizerFile::require_whole(std::uint64_t key, std::size_t kept) const {
       refuse(fmt::format("has {} moments an element of key '{}', and {} keeps {}", here, spec.name,
                          parse_optimizer(head_.optimizer).name, kept));
     }
+    // Records are sorted, so behind a gap nothing matches, and the end is not reached.
     if (record->name.offset == end) end += record->name.count;
   }
   if (end != spec.elements()) refuse(fmt::format("lacks elements of key '{}'", spec.name));

@@ -33,6 +33,8 @@ void AnswerDecoder::decode(Tensor& tensor, std::size_t index, const Frame& answe
   const FrameHeader& header = answer.header;
   const Part& part = tensor.parts[index].part;
   const Operation& operation = *tensor.current;
+  // Where pushes are applied at once, a push has no memory for an answer. A server must not make this worker
+  // write to it.
   if (operation.out_elements() < part.offset + part.count)
     throw compress::DecodeError("answer: values for a push that asked for none");
   if (operation.out64.empty()) {
@@ -42,6 +44,8 @@ void AnswerDecoder::decode(Tensor& tensor, std::size_t index, const Frame& answe
     return;
   }
   const auto out = operation.out64.subspan(part.offset, part.count);
+  // Straight into the caller's doubles. By way of floats the sum would lose the bits that it was kept in
+  // float64 for.
   if (dtype_of(header) == Dtype::kFloat64) {
     const auto reply = header.kind == Kind::kValue ? compress::ReplyKind::kSame
                                                    : static_cast<compress::ReplyKind>(header.reply);
@@ -50,6 +54,7 @@ void AnswerDecoder::decode(Tensor& tensor, std::size_t index, const Frame& answe
     return compress::Float64Codec().decode_reply(answer.payload.bytes(), reply, operation.scale, out);
   }
   std::vector<float> floats(part.count);
+  // Scaled below, in float64: a mean of large sums would otherwise be rounded twice.
   decode_floats(tensor, index, answer, 1, floats);
   std::ranges::transform(floats, out.begin(),
                          [scale = operation.scale](float value) { return value * scale; });
@@ -57,6 +62,7 @@ void AnswerDecoder::decode(Tensor& tensor, std::size_t index, const Frame& answe
 
 std::uint32_t AnswerDecoder::ways_of(const FrameHeader& reply) const {
   const std::uint32_t absent = absent_of(reply.flags);
+  // The number divides and sizes what follows, and comes from a peer.
   if (absent >= contributors_) {
     throw compress::DecodeError(
         fmt::format("reply: {} of {} workers are absent from it, expected fewer", absent, contributors_));
@@ -74,6 +80,7 @@ void AnswerDecoder::decode_floats(Tensor& tensor, std::size_t index, const Frame
   if (header.kind == Kind::kValue && dtype_of(header) == Dtype::kFloat64) {
     compress::Float64Codec().decode_reply_scaled(payload, 1, compress::ReplyKind::kSame, scale, out, {});
   } else if (header.kind == Kind::kValue) {
+    // A value has no codec that would refuse another length.
     if (payload.size() != out.size_bytes())
       throw compress::DecodeError("value: payload length is not the key's");
     std::memcpy(out.data(), payload.data(), payload.size());
@@ -83,6 +90,7 @@ void AnswerDecoder::decode_floats(Tensor& tensor, std::size_t index, const Frame
   } else if (tensor.parts[index].request == Kind::kPush) {
     const auto& codec = tensor.codec();
     tensor.expect_codec_of_push(header);
+    // The answer to a push agrees the scales of the tensor's next round.
     const auto next = codec.agrees_scales() ? tensor.scales_of(part) : std::span<compress::UnitScale>();
     codec.decode_reply_scaled(payload, ways, reply, scale, out, next);
   } else {  // the answer to a round that may have had another codec; its scales are not ours to use

@@ -30,6 +30,7 @@ void CommandClient::start(std::string text, std::vector<Acknowledgement>* said, 
   const auto pending = pending_.begin([text] { return fmt::format("command '{}' has", text); }, now);
   commands_[number] = {done, std::move(text), said, pending, {}};
   for (std::uint32_t rank = 0; rank < servers_; ++rank) {
+    // It executes nothing more, so nothing is asked of it.
     if (lost_.contains(rank)) continue;
     PendingRequests::Request request{rank, {patience_, patience_}, [=, this] { send(number, rank); }};
     pending_.add(pending, rank, std::move(request), now);
@@ -57,6 +58,8 @@ void CommandClient::handle(transport::Node from, const Frame& frame) {
   // The command stays until all servers have answered: those that executed it must not be asked again.
   if (header.kind == Kind::kError)
     command.done.fail(std::make_exception_ptr(std::invalid_argument(transport::payload_text(frame))));
+  // What all threads of a server say is the same, so the first speaks for them. After a refusal the caller
+  // has gone, and `said` with it.
   if (command.said != nullptr && thread.number == 0 && !command.done.done())
     (*command.said)[from.rank] = {header.step, transport::payload_text(frame)};
   auto& heard = command.heard[from.rank];
@@ -66,6 +69,7 @@ void CommandClient::handle(transport::Node from, const Frame& frame) {
 }
 
 CommandClient::Commands::iterator CommandClient::end(Commands::iterator command) {
+  // Changes nothing where a refusal has failed the ticket before.
   command->second.done.succeed();
   pending_.end(command->second.pending);
   return commands_.erase(command);
@@ -75,6 +79,7 @@ void CommandClient::lose_server(std::uint32_t server) {
   lost_.insert(server);
   for (auto next = commands_.begin(); next != commands_.end();) {
     auto& requests = next->second.pending->requests;
+    // A command that only waited for this server ends here. No acknowledgement will come to end it.
     const bool is_done = requests.erase(server) > 0 && requests.empty();
     next = is_done ? end(next) : std::next(next);
   }

@@ -38,6 +38,8 @@ void DenseClient::expect(const Tensor& tensor, Operation& push) {
 /// asked before is none to this.
 std::uint64_t DenseClient::step_of(const Tensor& tensor, const TensorPart& part) {
   if (part.request == Kind::kPush) return tensor.step - 1;
+  // A load of an optimizer's states is numbered by its caller, above all steps of rounds: a server applies
+  // each once.
   if (part.request == Kind::kWriteState && tensor.current->kept == StateScope::kOptimizer)
     return tensor.current->number;
   return kNoStep - tensor.pulls;
@@ -81,7 +83,10 @@ void DenseClient::send(Tensor& tensor, std::size_t index, Kind kind, PushPayload
   if (failover_.has_left(part.part.server))
     return events_.fail(
         std::make_exception_ptr(transport::TransportError(failover_.describe(part.part.server))));
+  // A share: the part keeps its payload until it is answered, since a server may say that it never got it.
   Frame frame{header_of(tensor, index), part.payload.share()};
+  // Where a library sums, parts are encoded in any order, but its calls must have one order on all ranks. A
+  // part that was awaited releases those that were encoded before it.
   if (!in_order_ || kind != Kind::kPush) return outbox_.add(part.part.server, std::move(frame));
   for (Frame& next : in_order_->add(tensor.current->number, index, std::move(frame)))
     outbox_.add(part.part.server, std::move(next));
@@ -91,6 +96,7 @@ void DenseClient::send(Tensor& tensor, std::size_t index, Kind kind, PushPayload
 /// a warning is due.
 void DenseClient::note_request(Tensor& tensor, std::size_t index) {
   const TensorPart& part = tensor.parts[index];
+  // A push counts as small because a probe is repeated in its place, without the payload.
   const bool is_small = part.request == Kind::kPush || part.payload.size_bytes() == 0;
   const auto patience = is_small ? settings_.question_timeout : settings_.retry_timeout;
   const auto ask = [this, &tensor, index] { repeat(tensor, index); };
@@ -108,6 +114,7 @@ void DenseClient::repeat(Tensor& tensor, std::size_t index) {
 /// its memory back.
 void DenseClient::send_copy(Tensor& tensor, std::size_t index) {
   const TensorPart& part = tensor.parts[index];
+  // The first copy was lost, so the push window must not count it as unanswered twice.
   if (part.request == Kind::kPush) outbox_.sends_again(part.part.server, part.payload.size_bytes());
   Frame frame{header_of(tensor, index), part.payload.copy()};
   frame.payload.seal();
@@ -116,6 +123,8 @@ void DenseClient::send_copy(Tensor& tensor, std::size_t index) {
 
 bool DenseClient::ask_again(Tensor& tensor, std::size_t index) {
   if (tensor.parts[index].resends++ == kMaxResends) return false;
+  // handle() has ended the request and dropped its payload. A server that has answered has the push, so that
+  // a probe is enough.
   note_request(tensor, index);
   repeat(tensor, index);
   return true;
@@ -131,6 +140,7 @@ void DenseClient::handle(Node from, Frame frame) {
   const FrameHeader& header = frame.header;
   if (header.key >= tensors_.size()) return;
   Tensor& tensor = tensors_[header.key];
+  // A mirror's frames come here under the rank of the server that it replaces (failover.h).
   const auto part = std::ranges::find_if(tensor.parts, [&](const TensorPart& one) {
     return one.part.offset == header.offset && one.part.server == from.rank;
   });
@@ -150,6 +160,7 @@ void DenseClient::handle(Node from, Frame frame) {
       pending_.answered(tensor.pending, index);
       part->payload = {};
       part->brought_floats = header.kind == Kind::kValue;
+      // On this thread, because it sizes memory that the jobs of all parts write to.
       weights_.expect(tensor, *part, header);
       return events_.answered(tensor, index, std::move(frame));
     case Kind::kState:  // to a read that was repeated, and has given way to something else
@@ -170,6 +181,7 @@ void DenseClient::handle(Node from, Frame frame) {
       // Nobody: the round is upstream of the server, and who waits there knows for whom.
       if (request->second.awaited.empty()) tensor.pending->began = Clock::now();
       return;
+    // The push was lost on the way, or with a server that died before its mirror had it.
     case Kind::kMissing:
       return send_copy(tensor, index);
     case Kind::kError:
@@ -191,6 +203,7 @@ void DenseClient::refused(Tensor& tensor, std::size_t index, const Frame& frame)
   if (damaged && part.resends++ < kMaxResends) return send_copy(tensor, index);
   const auto text = fmt::format("{} refused key '{}': {}", failover_.name(part.part.server), tensor.spec.name,
                                 payload_text(frame));
+  // The other workers wait for this push too. What is of no round ends for its caller alone.
   if (part.request == Kind::kPush)
     return events_.lost(std::make_exception_ptr(transport::TransportError(text)));
   pending_.answered(tensor.pending, index);

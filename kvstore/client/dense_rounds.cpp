@@ -16,18 +16,31 @@ using transport::Kind;
 using Verb = Operation::Verb;
 using Clock = RoundContext::Clock;
 
+// An operation on a tensor goes from `waiting` to `current`, one at a time. One that has begun ends in
+// finish(), and only there. Three counts of the tensor say how far it is. `parts_left` counts parts without a
+// result. `jobs` counts work in the pool, or on a device, that uses the caller's memory. `pending` has the
+// requests that servers have not answered yet.
+//
+// A failure never ends an operation whose jobs still run. fail() notes the error, and the last job calls
+// finish().
+
 // ------------------------------------------------------------------------------------- operations begin
 
 void DenseRounds::take_in(KeyId key, Operation operation) {
   Tensor& tensor = parts_.tensors[key];
   if (failure_) {
+    // The call was posted before its caller could see the failure. Nobody else would end these tickets.
     operation.taken.fail(failure_);
     operation.done.fail(failure_);
     return;
   }
+  // Here and not when the round begins: the order of submission is what ranks have in common where a library
+  // sums.
   if (operation.pushes()) parts_.client.expect(tensor, operation);
   // A push_pull's memory is the caller's until its answer is there; a push's caller goes on once it is taken.
   if (operation.verb == Verb::kPush && tensor.current) {
+    // Behind a held push all later ones are held, though a smaller one might find room: stage_held() takes
+    // them in order, and relies on the held ones being the last pushes of the queue.
     operation.is_held = tensor.held_count > 0 || !stage(operation);
     if (operation.is_held) ++tensor.held_count;
   }
@@ -39,11 +52,13 @@ void DenseRounds::start_next(Tensor& tensor) {
   if (tensor.current || tensor.waiting.empty()) return;
   tensor.current = std::move(tensor.waiting.front());
   tensor.waiting.pop_front();
+  // Its turn came before there was room. It is encoded from the memory of its caller, which waits until then.
   if (std::exchange(tensor.current->is_held, false)) --tensor.held_count;
   stage_held(tensor);
   if (!tensor.current->staged.empty()) tensor.current->in = tensor.current->staged;
   if (!tensor.current->staged64.empty()) tensor.current->in64 = tensor.current->staged64;
   tensor.error = nullptr;
+  // Called when somebody is to be warned. By then start_push() has counted this round in `step`.
   const auto name = [&tensor] {
     return fmt::format("key '{}' step {} has", tensor.spec.name, tensor.step == 0 ? 0 : tensor.step - 1);
   };
@@ -71,14 +86,20 @@ void DenseRounds::start(Tensor& tensor) {
         return start_state(tensor);
       case Verb::kPush:
       case Verb::kPushPull:
+        // For the whole round: parts, repeated requests and the answer must have one codec, also if another
+        // is set meanwhile.
         tensor.use(parts_.tensors.compression_in_round(tensor));
         tensor.met_nonfinite = false;
         if (!tensor.current->device || parts_.devices.settle_there(tensor)) return start_push(tensor);
         // The codec has no twin there: the floats are landed first.
         return parts_.devices.land(tensor, [this, &tensor](std::exception_ptr error) {
+          // The engine may have failed while the floats crossed. Then this job is the last, and has to end
+          // the operation.
           if (error || tensor.error) return job_done(tensor, error);
           --tensor.jobs;
           try {
+            // This runs in a task of the loop, where nothing above catches, unlike start()'s own call. The
+            // job was land()'s; those of the parts are counted one by one.
             start_push(tensor);
           } catch (...) {
             context_.fail(std::current_exception());
@@ -94,15 +115,21 @@ void DenseRounds::start_push(Tensor& tensor) {
   const Operation& operation = *tensor.current;
   const auto& codec = tensor.codec();
   const std::uint64_t elements = tensor.spec.elements();
+  // The round before may have been on a device, and has left the residual there.
   if (!operation.works_on_device()) {
     tensor.settle_on_host();
+    // A tensor that is never compressed has no residual, and takes no memory for one.
     if (codec.lossy() && tensor.residual.empty()) tensor.residual.assign(elements, 0.0F);
     if (codec.agrees_scales()) tensor.scales.resize(tensor.unit_count());
   }
+  // Before any part is encoded: encoding changes the residual, and copies it only where room was made here.
   parts_.residuals.keep_what_was(tensor);
+  // Where pushes are applied at once, a push without a pull is only acknowledged. There is no answer to keep.
   if (operation.verb == Verb::kPush && !context_.options.async) prepare_answer(tensor);
   tensor.value_current = false;  // until this round's answer is there
   tensor.is_shown = operation.verb == Verb::kPushPull;
+  // A checkpoint's scales are those of the round before this one. A codec that is set later must not take
+  // them.
   tensor.restored_scales_of.clear();
   ++tensor.step;
   raw_bytes_ += elements * (operation.in64.empty() ? sizeof(float) : sizeof(double));
@@ -116,6 +143,7 @@ void DenseRounds::prepare_answer(Tensor& tensor) {
   const std::uint64_t elements = tensor.spec.elements();
   const bool is_wide = tensor.codec().as_float64() != nullptr;
   tensor.value_on_device = push.works_on_device();
+  // The sum comes to one place: floats or doubles here, or memory of the device.
   tensor.value.resize(tensor.value_on_device || is_wide ? 0 : elements);
   tensor.value64.resize(is_wide ? elements : 0);
   push.out = tensor.value_on_device ? tensor.on_device->value() : std::span<float>(tensor.value);
@@ -132,7 +160,10 @@ void DenseRounds::push_part(Tensor& tensor, std::size_t index) {
   }
   if (!is_payload_already(tensor)) return encode(tensor, index);
   const auto values = operation.bytes_of(tensor.parts[index].part);
+  // A sum that a host's leader relays has no caller that keeps it: the frames in the socket share its
+  // ownership.
   const auto keep = [owner = operation.owner] {};
+  // encoded() ends a job, as it does for parts that the pool has encoded.
   ++tensor.jobs;
   encoded(tensor, index,
           {operation.owner ? Buffer::borrow(values, keep) : Buffer::borrow(values), tensor.push_flags()},
@@ -143,16 +174,22 @@ void DenseRounds::push_part(Tensor& tensor, std::size_t index) {
 bool DenseRounds::is_payload_already(const Tensor& tensor) {
   const compress::Codec& codec = tensor.codec();
   const bool is_of_float64 = !tensor.current->in64.empty();
+  // A leftover is added to the values, which needs a copy. push() gives its caller the memory back before the
+  // socket has sent it, so it needs one too.
   return !codec.lossy() && !tensor.has_leftover() && is_of_float64 == (codec.as_float64() != nullptr) &&
          tensor.current->verb == Verb::kPushPull;
 }
 
 void DenseRounds::start_pull(Tensor& tensor) {
   const Operation& pull = *tensor.current;
+  // Deltas lag behind the server's weight. The first pull after a push brings what all workers hold, so that
+  // they agree. The next one brings the server's own weight (wire/PROTOCOL.md, "Weights").
   const bool is_more = tensor.is_shown || pull.is_for_servers_own;
   tensor.asks_for_servers_own = is_more && tensor.weight_replies->are_deltas();
+  // copy_value() copies float32. A pull into float64 of a value on a device therefore asks the servers.
   const bool is_here = tensor.value_current && (pull.out64.empty() || !tensor.value_on_device);
   const bool asks = !is_here || tensor.asks_for_servers_own;
+  // Answers to pulls are decoded on the host, and ended() copies them to the device.
   if (asks && pull.works_on_device()) parts_.devices.land(tensor, {});
   tensor.is_shown = true;
   if (!asks) return bring_value(tensor);
@@ -164,8 +201,11 @@ void DenseRounds::start_pull(Tensor& tensor) {
 /// Answers a pull with what the last push brought.
 void DenseRounds::bring_value(Tensor& tensor) {
   const Operation& pull = *tensor.current;
+  // The whole key is copied by one job.
   tensor.parts_left = 1;
+  // The flag came with the answer to the push. Whoever uses its sum by a pull has to know it as well.
   if (tensor.met_nonfinite) pull.done.note_nonfinite();
+  // A device has float32 only.
   if (pull.device && !tensor.value64.empty())
     tensor.value.assign(tensor.value64.begin(), tensor.value64.end());
   if (pull.device || tensor.value_on_device) return parts_.devices.copy_value(tensor, job_of(tensor));
@@ -196,6 +236,7 @@ void DenseRounds::start_init(Tensor& tensor) {
 
 void DenseRounds::start_state(Tensor& tensor) {
   const Operation& operation = *tensor.current;
+  // A state is of one part, so the others have no request.
   tensor.parts_left = 1;
   ++tensor.pulls;
   if (operation.verb == Verb::kReadState) return parts_.client.send(tensor, operation.part, Kind::kReadState);
@@ -209,6 +250,7 @@ void DenseRounds::start_state(Tensor& tensor) {
 bool DenseRounds::stage(Operation& operation) {
   const std::uint64_t most = context_.options.push_ahead_bytes;
   const std::uint64_t bytes = operation.in.size_bytes() + operation.in64.size_bytes() + kAheadBytes;
+  // A push that is larger than the bound is never taken ahead. It is held until its own round begins.
   if (bytes > most || ahead_bytes_ > most - bytes) return false;
   operation.ahead_bytes = bytes;
   ahead_bytes_ += bytes;
@@ -229,9 +271,11 @@ bool DenseRounds::stage(Operation& operation) {
 /// workers that wait for one another are found (standstill.h).
 void DenseRounds::stage_held(Tensor& tensor) {
   auto next = tensor.waiting.end();
+  // Held pushes are the last ones of the queue, but pulls may stand between them.
   for (std::size_t left = tensor.held_count; left > 0;) left -= (--next)->is_held ? 1 : 0;
   for (; tensor.held_count > 0; ++next) {
     if (!next->is_held) continue;
+    // In order: a smaller push behind this one waits too, or callers would continue out of order.
     if (!stage(*next)) return;
     next->is_held = false;
     --tensor.held_count;
@@ -247,6 +291,7 @@ void DenseRounds::encode(Tensor& tensor, std::size_t index) {
     PushPayload payload;
     std::exception_ptr error;
     try {
+      // A job must not throw (codec_pool.h): the error ends the round in the loop.
       payload = parts_.encoder.encode(tensor, index);
       context_.spans.note(Stage::kEncode, tensor, index, begin, payload.bytes.size_bytes());
     } catch (...) {
@@ -260,8 +305,11 @@ void DenseRounds::encode(Tensor& tensor, std::size_t index) {
 }
 
 void DenseRounds::encoded(Tensor& tensor, std::size_t part, PushPayload payload, std::exception_ptr error) {
+  // Nothing of a round that has failed is sent any more.
   if (error || tensor.error) return job_done(tensor, error);
   --tensor.jobs;
+  // All parts are encoded, so nothing reads the caller's memory any more. Of a staged push this was said
+  // before.
   if (--tensor.parts_to_take == 0 && tensor.current->verb == Verb::kPush) tensor.current->taken.succeed();
   parts_.client.send(tensor, part, Kind::kPush, std::move(payload));
 }
@@ -281,11 +329,13 @@ void DenseRounds::answered(Tensor& tensor, std::size_t index, Frame answer) {
 void DenseRounds::decode(Tensor& tensor, std::size_t index, Frame& answer, Clock::time_point arrived) {
   const auto begin = Clock::now();
   context_.spans.note(Stage::kReceive, tensor, index, arrived, answer.payload.size_bytes());
+  // In the pool, because it reads every byte: the loop has answers of other parts to hand out.
   if (!answer.payload.is_intact())
     return context_.loop->post([this, &tensor, index] { damaged(tensor, index); });
   parts_.client.note_staleness(tensor.parts[index], answer.header);
   std::exception_ptr error;
   try {
+    // A bad answer throws from here on. It ends the round, or the pull that it is for.
     restore(answer, context_.buffers);
     parts_.weights.take(tensor, index, answer);
     if (tensor.current->works_on_device())
@@ -301,6 +351,7 @@ void DenseRounds::decode(Tensor& tensor, std::size_t index, Frame& answer, Clock
 
 /// An answer that did not arrive whole is asked for again.
 void DenseRounds::damaged(Tensor& tensor, std::size_t index) {
+  // The operation has failed meanwhile. This job may be the last that it waits for.
   if (tensor.error) return job_done(tensor, nullptr);
   if (parts_.client.ask_again(tensor, index)) {
     --tensor.jobs;
@@ -320,6 +371,8 @@ DeviceRounds::Next DenseRounds::job_of(Tensor& tensor) {
 void DenseRounds::job_done(Tensor& tensor, std::exception_ptr error) {
   --tensor.jobs;
   const bool pulls = tensor.current->verb == Verb::kPull;
+  // fail_now() calls fail(), which ends this operation if this was its last job. After a failure only the
+  // count matters.
   if (error && !failure_ && !pulls) return context_.fail_now(error);  // a round that others share is lost
   ended(tensor, error);
 }
@@ -329,6 +382,7 @@ void DenseRounds::ended(Tensor& tensor, std::exception_ptr error) {
   if (tensor.parts_left > 0) --tensor.parts_left;
   // Jobs in the pool still use the caller's memory, also where the operation has failed already.
   if (tensor.jobs > 0 || (tensor.parts_left > 0 && !tensor.error)) return;
+  // lift() clears `lands`, and its job comes back here.
   if (!tensor.error && tensor.current->device && tensor.current->device->lands)
     return parts_.devices.lift(tensor, job_of(tensor));
   finish(tensor, tensor.error);
@@ -338,13 +392,17 @@ void DenseRounds::finish(Tensor& tensor, std::exception_ptr error) {
   Operation operation = std::move(*tensor.current);
   tensor.current.reset();
   parts_.pending.end(tensor.pending);
+  // Where the operation failed, a payload that was not answered may borrow the caller's memory.
   for (TensorPart& part : tensor.parts) part.payload = {};
   if (error) tensor.forget_weight();  // some of it may have come; servers think that all of it has
   if (operation.pushes() && !error) {
     const bool is_of_a_round = !context_.options.async;  // else others push meanwhile
     tensor.value_current = operation.verb == Verb::kPush && is_of_a_round;
+    // The reply has brought the next round's scales. They are void if another codec was set meanwhile, and
+    // there are none if a part was answered in float32 (wire/PROTOCOL.md, "Leftovers").
     tensor.scales_known = tensor.compression->codec->agrees_scales() && parts_.tensors.is_in_force(tensor) &&
                           std::ranges::none_of(tensor.parts, &TensorPart::brought_floats);
+    // Not so if an element was not finite: that one keeps its residual for a later round.
     if (tensor.has_leftover() && is_all_sent(tensor.residual)) tensor.residual = {};
   }
   active_.erase(&tensor);
@@ -357,6 +415,7 @@ void DenseRounds::finish(Tensor& tensor, std::exception_ptr error) {
   }
   start_next(tensor);
   if (!active_.empty()) return;
+  // No push is unanswered now, so the push window begins anew (fusion/push_window.h).
   parts_.client.all_ended();
   for (const Ticket& ticket : std::exchange(waiting_idle_, {})) ticket.succeed();
 }
@@ -371,8 +430,11 @@ void DenseRounds::fail(const std::exception_ptr& error) {
       operation.done.fail(error);
     }
   }
+  // A copy, because finish() erases from active_.
   for (Tensor* tensor : std::vector<Tensor*>(active_.begin(), active_.end())) {
     tensor->error = error;
+    // Late answers are dropped from now on. With jobs in the pool, the last one of them finishes the
+    // operation.
     tensor->pending->requests.clear();
     if (tensor->jobs == 0) finish(*tensor, error);
   }
@@ -391,6 +453,7 @@ void DenseRounds::when_handed_over(const Ticket& ticket) {
 
 bool DenseRounds::is_handed_over(const Tensor& tensor) {
   const auto is_held = [](const auto& entry) { return entry.second.is_held; };
+  // A part that is being encoded has no request yet, so jobs count too.
   return tensor.waiting.empty() && tensor.jobs == 0 && std::ranges::all_of(tensor.pending->requests, is_held);
 }
 

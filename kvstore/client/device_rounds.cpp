@@ -38,6 +38,7 @@ DeviceTraffic DeviceRounds::traffic() const {
 }
 
 void DeviceRounds::settle() const {
+  // Without the mutex: no other thread adds a link while the RoundThread ends.
   for (const auto& [device, link] : links_) link->settle();
 }
 
@@ -48,10 +49,13 @@ void DeviceRounds::submit(Tensor& tensor, DeviceLink& link, DeviceLink::Way way,
   context_.pool.submit(tensor.current->priority,
                        [this, &tensor, &link, way, work = std::move(work), next = std::move(next)] {
                          const auto end = [this, next](std::exception_ptr error) {
+                           // Called on a thread of the device, which must not do more than post.
                            context_.loop->post([next, error] { next(error); });
                          };
                          try {
                            DeviceLink::Batch batch(link, way);
+                           // A pull to the host of a value that lies on a device has no stream of its caller
+                           // to wait for.
                            if (tensor.current->device) batch.wait_for(tensor.current->device->marks);
                            work(batch);
                            batch.then(end);
@@ -70,6 +74,8 @@ void DeviceRounds::stage(Operation& operation) {
     DeviceLink::Batch batch(*there.link, DeviceLink::Way::kToHost);
     batch.wait_for(there.marks);
     batch.copy(operation.in, staged);
+    // The operation reads the copy from now on. `taken` says when the copy is there, and the caller's memory
+    // free.
     operation.in = staged;
     batch.then([this, taken = operation.taken](std::exception_ptr error) {
       error ? context_.fail(error) : taken.succeed();
@@ -82,6 +88,7 @@ void DeviceRounds::stage(Operation& operation) {
 bool DeviceRounds::settle_there(Tensor& tensor) {
   const std::shared_ptr<DeviceLink>& link = tensor.current->device->link;
   const bool keeps_any = tensor.on_device ? tensor.on_device->has_residual() : !tensor.residual.empty();
+  // A round without loss adds the leftover to its values, which is done on the host.
   if (keeps_any && !tensor.compression->codec->lossy()) return false;
   tensor.twin = link->twin(*tensor.compression->codec);
   if (tensor.twin == nullptr) {
@@ -89,6 +96,7 @@ bool DeviceRounds::settle_there(Tensor& tensor) {
     return false;
   }
   if (!tensor.on_device || &tensor.on_device->link() != link.get()) {
+    // From another device the residual goes by way of the host.
     tensor.settle_on_host();
     tensor.scales_known = false;  // what the tensor agreed elsewhere
     tensor.on_device = std::make_unique<DeviceTensor>(link, tensor.spec.elements());
@@ -109,10 +117,12 @@ void DeviceRounds::land(Tensor& tensor, Next next) {
   Operation& operation = *tensor.current;
   DeviceOperation& there = *operation.device;
   there.landing = there.link->take_pinned(tensor.spec.elements() * sizeof(float));
+  // The operation's own spans show the landing from here on, so that the host's code finds its floats there.
   there.in = operation.in;
   there.out = operation.out;
   const std::span<float> here = floats_of(there.landing);
   operation.in = here;
+  // The sum of a push stays on the host: a pull brings it where it is wanted.
   there.lands = operation.verb != Operation::Verb::kPush;
   if (there.lands) operation.out = here;
   if (operation.verb == Operation::Verb::kPull) return;
@@ -130,6 +140,7 @@ void DeviceRounds::land(Tensor& tensor, Next next) {
 
 void DeviceRounds::lift(Tensor& tensor, Next next) {
   Operation& operation = *tensor.current;
+  // Before the job ends: ended() would otherwise copy again.
   operation.device->lands = false;
   const auto bring = [&operation](DeviceLink::Batch& batch) {
     const std::span<const float> here = operation.out;
@@ -151,6 +162,7 @@ void DeviceRounds::copy_value(Tensor& tensor, Next next) {
       from_device ? tensor.on_device->value() : std::span<float>(tensor.value);
   DeviceLink& link = operation.device ? *operation.device->link : tensor.on_device->link();
   const auto way = operation.device ? DeviceLink::Way::kToDevice : DeviceLink::Way::kToHost;
+  // Within one device, memory is copied without crossing the bus, and does not count as traffic.
   const bool crosses = from_device != operation.device.has_value();
   const auto copy = [value, out = operation.out, crosses](DeviceLink::Batch& batch) {
     crosses ? batch.cross(value.data(), out.data(), value.size_bytes()) : batch.copy(value, out);
@@ -170,12 +182,14 @@ void DeviceRounds::encode(Tensor& tensor, std::size_t index, Encoded next) {
   };
   context_.pool.submit(priority, [this, &tensor, index, arrived] {
     const auto begin = Clock::now();
+    // For the span, which ends when the device is done, on another thread.
     tensor.parts[index].began = begin;
     const Operation& operation = *tensor.current;
     try {
       tensor.on_device->encode(tensor.device_round(), tensor.parts[index].part, operation.in,
                                operation.scatter, operation.device->marks, arrived);
     } catch (...) {
+      // The same way as a payload, so that the job ends once.
       arrived(nullptr, std::current_exception());
     }
     context_.count_codec_time(begin);
@@ -190,6 +204,7 @@ void DeviceRounds::take(Tensor& tensor, std::size_t index, const std::shared_ptr
   if (!error) {
     const auto begin = Clock::now();
     try {
+      // Here and not in the callback: the checksum of finish() reads every byte, on a thread of the pool.
       payload.bytes = from->take(tensor.device_round().segmented);
       if (from->nonfinite()) payload.flags |= transport::kFlagNonfinite;
       encoder_.finish(tensor, index, payload);
@@ -210,6 +225,7 @@ void DeviceRounds::decode(Tensor& tensor, std::size_t index, const Frame& answer
                                                                          std::exception_ptr error) {
     const auto bytes = tensor.parts[index].part.count * sizeof(float);
     if (!error) context_.spans.note(Stage::kDecode, tensor, index, begin, bytes);
+    // `used` dies in the loop: memory of a device must not be freed on the device's own thread.
     context_.loop->post([next, used = std::move(used), error] { next(error); });
   };
   const Operation& operation = *tensor.current;

@@ -30,6 +30,8 @@ std::optional<Node> Failover::speaker_of(Node from, const FrameHeader& header) c
     return is_dead ? std::nullopt : std::optional(from);
   }
   const auto replaced = replaced_.find(header.on_behalf->rank);
+  // A mirror may know of the death before this worker does. Its frames are dropped until then: what they
+  // answer is asked for again when the departure comes.
   const bool may = from.role == Role::kServer && header.on_behalf->role == from.role &&
                    replaced != replaced_.end() && replaced->second == from.rank;
   return may ? header.on_behalf : std::nullopt;

@@ -32,9 +32,12 @@ bool has_overflowed(std::span<const double> values, std::span<const float> round
 PushPayload PushEncoder::encode(Tensor& tensor, std::size_t index) {
   const Part& part = tensor.parts[index].part;
   const auto& codec = tensor.codec();
+  // Codecs that draw random numbers draw by this. So the bits do not depend on threads, or on how a tensor is
+  // cut.
   const compress::Position position{static_cast<std::uint32_t>(tensor.id), messenger_.self().rank,
                                     tensor.step - 1, part.offset};
   const auto residual = tensor.residual_of(part);
+  // Each part copies its own slice before it changes it, so the loop never copies a whole tensor.
   if (!residual.empty() && tensor.has_before)
     std::ranges::copy(residual, tensor.residual_before.begin() + static_cast<std::ptrdiff_t>(part.offset));
   PushPayload payload{buffers_.take(codec.max_encoded_size(part.count)), tensor.push_flags()};
@@ -53,6 +56,7 @@ PushPayload PushEncoder::encode(Tensor& tensor, std::size_t index) {
       rounded.empty() ? tensor.current->in.subspan(part.offset, part.count) : std::span<const float>(rounded);
   const auto scales = tensor.scales_known ? tensor.scales_of(part) : std::span<const compress::UnitScale>();
   const bool is_measured = codec.lossy() && compress::measures_share(position.step);
+  // Before encode(), which changes the residual.
   compress::ShareSent share{is_measured ? compress::squares_of(grad, residual) : 0, 0, is_measured};
   // What a lossy codec has left goes out with the first round of one that keeps nothing back.
   const auto encoded =
@@ -84,6 +88,7 @@ bool PushEncoder::copy_float64(Tensor& tensor, const Part& part, std::span<std::
 
 void PushEncoder::finish(const Tensor& tensor, std::size_t part, PushPayload& payload) {
   const auto& codec = tensor.codec();
+  // Behind the codec and before the seal, which is of the bytes that travel.
   if (codec.wants_lossless_stage() && shortens_)
     shorten(codec, tensor.parts[part].part.count, payload.bytes, payload.flags, buffers_);
   if (codec.lossy() || messenger_.seals_payloads()) payload.bytes.seal();

@@ -30,6 +30,8 @@ bool Residuals::read(KeyId key, std::uint64_t offset, std::span<float> out) cons
 void Residuals::write(KeyId key, std::uint64_t offset, std::span<const float> values) {
   Tensor& tensor = tensors_[key];
   tensor.has_before = false;
+  // There, and not by way of the host: a tensor that moves agrees its scales anew, and the other ranks would
+  // not.
   if (tensor.on_device) return tensor.on_device->store_residual(offset, values);
   if (tensor.residual.empty()) tensor.residual.assign(tensor.spec.elements(), 0.0F);
   std::memcpy(tensor.residual.data() + offset, values.data(), values.size_bytes());
@@ -37,6 +39,7 @@ void Residuals::write(KeyId key, std::uint64_t offset, std::span<const float> va
 
 void Residuals::add(KeyId key, std::uint64_t offset, std::span<const float> values, float scale) {
   std::vector<float> sums(values.size());
+  // Where there is no residual yet, sums stay zero.
   read(key, offset, sums);
   std::ranges::transform(sums, values, sums.begin(),
                          [scale](float sum, float value) { return sum + scale * value; });
@@ -75,9 +78,12 @@ void Residuals::keep_rollback(bool keep) {
 
 /// On the host a part's residual is copied where the part is encoded.
 void Residuals::keep_what_was(Tensor& tensor) const {
+  // A round that keeps nothing must not be rolled back into the one before it.
   tensor.has_before = false;
+  // Nothing else changes a residual in a round.
   if (!keeps_rollback_ || !(tensor.codec().lossy() || tensor.has_leftover())) return;
   tensor.has_before = true;
+  // Scales go back with the residual: the round that is rolled back has agreed the next ones.
   tensor.scales_known_before = tensor.scales_known;
   if (tensor.current->works_on_device()) return tensor.on_device->keep_what_was();
   tensor.residual_before.resize(tensor.spec.elements());
@@ -93,6 +99,7 @@ void Residuals::roll_back(std::span<const KeyId> keys) {
       tensor.on_device->roll_back();
       continue;
     }
+    // What the round made of it is of no use any more, so nothing is copied.
     tensor.residual.swap(tensor.residual_before);
     tensor.scales.swap(tensor.scales_before);
   }

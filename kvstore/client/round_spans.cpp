@@ -11,6 +11,7 @@ void RoundSpans::submitted(KeyId key, Operation& operation) const {
   wait.key = key;
   wait.priority = operation.priority;
   wait.stage = Stage::kWait;
+  // The caller may wait before the round begins. started() then adds its step.
   operation.done.note_wait(tracer_, wait);
   if (operation.verb == Verb::kPush) operation.taken.note_wait(tracer_, wait);
 }

@@ -20,6 +20,8 @@ using transport::Role;
 
 namespace {
 
+// How late a repetition, a warning or an abort may be. A tick is half the question timeout, within these
+// bounds: an idle thread does not wake up often, and a job with long timeouts still notices promptly.
 constexpr auto kLongestTick = std::chrono::milliseconds(250);
 constexpr auto kShortestTick = std::chrono::milliseconds(10);
 
@@ -53,6 +55,7 @@ RoundThread::RoundThread(transport::Messenger& messenger, const EngineOptions& o
       pending_(server_role(rounds), {options.slow_warning, options.slow_abort}),
       commands_(pending_, messenger.world().servers, numbered_by_the_second(), options.retry_timeout,
                 [this](std::uint32_t server, Frame frame) { outbox_.add(server, std::move(frame)); }),
+      // A blob's client knows whom it waits for, and needs no early question.
       blobs_(messenger, context_.loop, outbox_, pending_, {options.retry_timeout, options.retry_timeout},
              [this](const std::exception_ptr& error) { fail_all(error); }),
       rows_(
@@ -77,12 +80,15 @@ RoundThread::RoundThread(transport::Messenger& messenger, const EngineOptions& o
       rounds_(context_, {tensors_, residuals_, pending_, dense_, devices_, encoder_, decoder_, weights_}),
       waits_(tensors_, rounds_.active(), options.async),
       pool_(options.codec_threads) {
+  // Before the thread runs, since a task of its own may have to fail.
   context_.fail_now = [this](const std::exception_ptr& error) { fail_all(error); };
   thread_ = std::jthread([this] { run(); });
   messenger_.attach(*this);
 }
 
 RoundThread::~RoundThread() {
+  // First, so that no frame is posted to clients that are ending. What is in the inbox already finds that all
+  // has failed.
   messenger_.detach();
   fail(std::make_exception_ptr(transport::TransportError("engine closed while operations were in flight")));
   Ticket drained = idle();
@@ -211,6 +217,7 @@ void RoundThread::on_question(const std::set<std::string>& rounds) {
 }
 
 void RoundThread::on_goodbye(Node peer, const std::string& error) {
+  // A worker that leaves concerns servers. They name it in their answers to those that still wait for it.
   if (peer.role != Role::kServer) return;
   post([this, rank = peer.rank, error] { lose_server(rank, error); });
 }
@@ -218,9 +225,12 @@ void RoundThread::on_goodbye(Node peer, const std::string& error) {
 /// A worker that takes its server along when it leaves has done all its rounds: only what still needs it
 /// fails.
 void RoundThread::lose_server(std::uint32_t rank, const std::string& error) {
+  // A mirror takes along the servers in whose place it served: nobody mirrors them any more.
   for (const std::uint32_t dead : failover_.served_by(rank)) lose_server(dead, error);
   failover_.leave(rank, error);
+  // No worker depends on what a server that has left would have executed.
   if (settings_.servers_in_workers) commands_.lose_server(rank);
+  // A dedicated server leaves when all workers have left, so one that goes before has failed.
   if (!settings_.servers_in_workers || pending_.awaits_server(rank))
     fail_all(std::make_exception_ptr(transport::TransportError(failover_.describe(rank))));
 }
@@ -252,6 +262,7 @@ void RoundThread::run() {
 
 void RoundThread::flush() {
   try {
+    // send() throws once the job has failed. The sink's report of that may still be in the inbox.
     if (const auto again = outbox_.flush(PendingRequests::Clock::now())) context_.loop->wake_at(*again);
   } catch (const std::exception&) {
     fail_all(std::current_exception());
@@ -263,16 +274,21 @@ void RoundThread::tick() {
   if (const auto overdue = pending_.overdue(now)) return give_up(*overdue);
   for (std::string& warning : pending_.warnings(now)) context_.notices.add(std::move(warning));
   pending_.retry(now);
+  // Servers say for one request after another that they hold it. Looking once a tick is enough for a store
+  // that closes.
   rounds_.tell_handed_over();
   if (settings_.standstill != nullptr && !failure_) settings_.standstill->tick();
 }
 
 void RoundThread::give_up(const std::string& text) {
+  // Before the job is failed: that comes back here as a TransportError, and the first error is the one that
+  // callers get.
   fail_all(std::make_exception_ptr(transport::TimeoutError(text)));
   messenger_.fail(fmt::format("{} gave up: {}", transport::to_string(messenger_.self()), text));
 }
 
 void RoundThread::fail_all(const std::exception_ptr& error) {
+  // Later errors are consequences of the first, and name its cause less well.
   if (failure_) return;
   failure_ = error;
   {

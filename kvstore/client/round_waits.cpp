@@ -37,6 +37,8 @@ void RoundWaits::describe(const Callers::Wait& wait, transport::WaitReport& repo
     case For::kKey:
     case For::kTurn: {
       const Tensor& tensor = tensors_[wait.number];
+      // No push of the key is held behind a round. The caller waits for this worker's own codec threads, and
+      // for nobody else.
       if (wait.what_for == For::kTurn && tensor.held_count == 0) break;
       if (const auto round = round_needed(tensor)) {
         described.what = fmt::format("{}, round {} of key '{}'", wait.what, *round, tensor.spec.name);
@@ -46,11 +48,14 @@ void RoundWaits::describe(const Callers::Wait& wait, transport::WaitReport& repo
     }
     case For::kTable:
       described.what = fmt::format("{}, round {} of table {}", wait.what, wait.step, wait.number);
+      // At once a pull waits only for its worker's own pushes, or for clocks of workers that are behind,
+      // which are no rounds.
       if (!async_workers_) described.needs.push_back(SparseRows::round_of_table(wait.number, wait.step));
       break;
     case For::kOwnRounds:
       for (const Tensor* tensor : active_) {
         const auto round = round_needed(*tensor);
+        // A report that names some of the rounds is enough: the wait ends only when all have come.
         if (!round || described.needs.size() == transport::kMostNeeds) continue;
         if (described.needs.empty())
           described.what =
@@ -73,6 +78,7 @@ bool RoundWaits::has_begun(const std::string& round, const Callers::Standstill& 
   });
   if (is_excused) return true;
   const Tensor& tensor = tensors_[key];
+  // A push that waits here goes out without its caller, so it holds nobody up.
   const auto waiting = std::ranges::count_if(tensor.waiting, &Operation::pushes);
   return step < tensor.step + static_cast<std::uint64_t>(waiting);
 }

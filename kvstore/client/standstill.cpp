@@ -26,9 +26,11 @@ void Standstill::stop() {
 void Standstill::tick() {
   const auto now = Clock::now();
   const auto found = callers_->standstill();
+  // Somebody is at work, or has made a call since the last look. The second begins anew.
   if (!found || found->calls != since_calls_) {
     since_calls_ = found ? std::optional(found->calls) : std::nullopt;
     since_ = now;
+    // The coordinator may hold the report of a wait that is over.
     if (std::exchange(has_reported_, false)) messenger_.report_wait({.calls = callers_->calls()});
     return;
   }
@@ -43,6 +45,7 @@ void Standstill::ask(const std::set<std::string>& rounds) { report(rounds); }
 /// Behind all that was posted before: what callers have begun is then begun.
 void Standstill::report(const std::set<std::string>& asked) {
   const std::lock_guard lock(mutex_);
+  // The Engine is closing, and its threads may end.
   if (rounds_ == nullptr) return;
   rounds_->post([this, asked, rounds = rounds_, rows = rows_] {
     const auto found = callers_->standstill();
@@ -54,6 +57,7 @@ void Standstill::report(const std::set<std::string>& asked) {
             rounds->waits().has_begun(round, *found) || (rows != nullptr && rows->has_begun(round));
         (has_begun ? report.begun : report.not_begun).push_back(round);
       }
+      // A caller continued while this was described, so the report may mix two moments. It must not be sent.
       if (callers_->calls() != found->calls) report = {.calls = callers_->calls()};
     }
     messenger_.report_wait(report);

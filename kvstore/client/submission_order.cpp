@@ -20,6 +20,7 @@ std::vector<transport::Frame> SubmissionOrder::add(std::uint64_t operation, std:
       ready.push_back(std::move(found->second));
       first.waiting.erase(found);
     }
+    // The oldest operation has parts to come, and those behind it must wait.
     if (first.gone < first.parts) break;
     operations_.erase(operations_.begin());
   }

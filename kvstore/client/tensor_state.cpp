@@ -30,6 +30,7 @@ std::vector<std::byte> encode_state(const TensorState& state) {
 }
 
 std::uint64_t step_of(std::span<const std::byte> head) {
+  // Too few bytes are refused like a step that is too large.
   const auto step = head.size() < kStepBytes ? kMaxSteps + 1 : load<std::uint64_t>(head.data());
   if (step > kMaxSteps) {
     throw compress::DecodeError(

@@ -23,9 +23,12 @@ Tensor& TensorTable::add(KeySpec spec, std::span<const Part> parts, std::vector<
   tensor.segments = std::move(segments);
   tensor.parts.resize(parts.size());
   for (std::size_t p = 0; p < parts.size(); ++p) tensor.parts[p].part = parts[p];
+  // Placement lists parts in the order of servers. Codecs and residuals want them by offset.
   std::ranges::sort(tensor.parts, {}, [](const TensorPart& state) { return state.part.offset; });
   std::vector<std::uint32_t> owners;
   for (const TensorPart& state : tensor.parts) owners.push_back(state.part.server);
+  // In the order of offsets, all ranks would encode for the first server first, and the other links would be
+  // idle.
   tensor.turns = fusion::in_turns(owners, rank_ + 1);
   return tensor;
 }
@@ -65,6 +68,7 @@ void TensorTable::forget_sums_of_float64() {
 /// Scales are of the codec that agreed them. The same codec again goes on with them.
 void TensorTable::renew_scales(Tensor& tensor, const Compression& before) {
   if (name_of(before) == name_of(*compression_of(tensor))) return;
+  // Also for a rollback: it would bring back scales that another codec agreed.
   tensor.scales_known = tensor.scales_known_before = false;
   if (!tensor.restored_scales_of.empty()) take_restored_scales(tensor);
 }
@@ -72,6 +76,7 @@ void TensorTable::renew_scales(Tensor& tensor, const Compression& before) {
 /// A checkpoint's wait for the codec that agreed them, which may be set after it was loaded, until a push.
 void TensorTable::take_restored_scales(Tensor& tensor) {
   const auto& in_force = compression_of(tensor);
+  // unit_count() depends on the codec where several tensors travel as one.
   tensor.use(in_force);
   tensor.scales_known = !tensor.scales.empty() && tensor.scales.size() == tensor.unit_count() &&
                         tensor.restored_scales_of == name_of(*in_force);
@@ -82,6 +87,7 @@ TensorState TensorTable::read(KeyId key) const {
   TensorState state;
   state.step = tensor.step;
   state.residual = tensor.on_device ? tensor.on_device->fetch_residual() : tensor.residual;
+  // Scales that are not known are left out, so that a loaded checkpoint does not take them for agreed ones.
   if (!tensor.scales_known) return state;
   state.scales = tensor.on_device ? tensor.on_device->fetch_scales() : tensor.scales;
   state.compression = name_of(*tensor.compression);
@@ -90,9 +96,12 @@ TensorState TensorTable::read(KeyId key) const {
 
 void TensorTable::write(KeyId key, const TensorState& state) {
   Tensor& tensor = *tensors_[key];
+  // What was kept for a rollback is of the state that is replaced here.
   tensor.has_before = false;
+  // A checkpoint is restored on the host. The next round on a device takes it there.
   tensor.settle_on_host();
   tensor.step = state.step;
+  // A pull asks the servers, which have been restored too.
   tensor.value_current = tensor.is_shown = false;
   tensor.forget_weight();
   tensor.residual = state.residual;
@@ -114,6 +123,8 @@ void TensorTable::catch_up(std::span<const StepSpread> spreads) {
     if (least == most) continue;
     tensor.scales_known = tensor.scales_known_before = false;
     tensor.has_before = false;
+    // This rank had joined, and others went on: the value and the weight that it holds are older than the
+    // servers'.
     if (tensor.step < most) {
       tensor.value_current = tensor.is_shown = false;
       tensor.forget_weight();

@@ -24,6 +24,7 @@ Content WeightReceiver::content_of_request(const Tensor& tensor, const TensorPar
   if (part.request == Kind::kPull && !async_workers_ && tensor.asks_for_servers_own) return Content::kWeight;
   if (!is_held(tensor, part)) return Content::kSum;
   if (part.holds_weight) return Content::kWeightDelta;
+  // At once a server sends the weight only to a push that asks for it. A synchronous round always brings one.
   return async_workers_ && part.request == Kind::kPush ? Content::kWeight : Content::kSum;
 }
 
@@ -48,6 +49,7 @@ void WeightReceiver::take(Tensor& tensor, std::size_t index, Frame& answer) cons
     throw compress::DecodeError(fmt::format("weight: content {} of codec {}, expected weights={}",
                                             header.content, header.codec, replies.text()));
   }
+  // What follows decodes floats, from wherever a weight came.
   if (content == Content::kWeightRounded) {
     Buffer floats = buffers_.take(state.part.count * sizeof(float));
     replies.codec().decode(answer.payload.bytes(),
@@ -60,8 +62,10 @@ void WeightReceiver::take(Tensor& tensor, std::size_t index, Frame& answer) cons
   if (content == Content::kWeightDelta) {
     if (!state.holds_weight) throw compress::DecodeError("weight: a delta to one that is not held here");
     add_delta(replies.codec(), answer.payload.bytes(), held);
+    // Borrowed: only the next answer for this part changes `held`, and by then this one is decoded.
     answer.payload = Buffer::borrow(std::as_bytes(held));
   } else {
+    // If the payload is refused below, the next request must not ask for a delta.
     state.holds_weight = false;
     if (answer.payload.size_bytes() != held.size_bytes()) return;  // refused where it is decoded
     std::memcpy(held.data(), answer.payload.bytes().data(), held.size_bytes());

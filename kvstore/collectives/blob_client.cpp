@@ -96,6 +96,7 @@ void BlobClient::handle(const Frame& frame) {
 
 void BlobClient::on_blob(const Frame& frame) {
   const BlobId id = blob_id_of(frame.header);
+  // No receipt: the fetch is repeated, and the server sends the blob again.
   if (id.poster >= workers_ || !frame.payload.is_intact()) return;
   if (const auto found = fetches_.find(id); found != fetches_.end()) {
     const auto& [what, done, into, pending] = found->second;
@@ -105,6 +106,7 @@ void BlobClient::on_blob(const Frame& frame) {
                                                 id.poster, frame.payload.size_bytes(), into.size()))));
     }
     std::memcpy(into.data(), frame.payload.bytes().data(), into.size());
+    // `done` refers into the entry that is erased.
     const Ticket fetched = done;
     pending_.end(pending);
     fetches_.erase(found);
@@ -117,6 +119,8 @@ void BlobClient::on_delivered(const BlobId& id) {
   const auto found = posts_.find(id);
   if (found == posts_.end()) return;
   pending_.end(found->second.pending);
+  // This lets the bytes go. The ticket is done once the sockets, and a server of this process, have let them
+  // go too.
   posts_.erase(found);
 }
 
@@ -132,6 +136,7 @@ void BlobClient::on_refusal(const Frame& frame) {
 
 void BlobClient::fail_all(const std::exception_ptr& error) {
   failure_ = error;
+  // The bytes of a post may still be in a socket. Their owner keeps them until the threads have ended.
   for (auto& [id, post] : posts_) {
     pending_.end(post.pending);
     post.done.fail(error);

@@ -23,6 +23,10 @@ std::string name_of(const BlobId& id) {
 
 }  // namespace
 
+// A blob is in `letters_` from its post until its last reader has acknowledged it. Then its bytes are let
+// go, and its name goes to `delivered_`, for posts and fetches that come again. Names are forgotten when
+// their poster begins another collective. A fetch that comes before its blob is in `waiting_`.
+
 BlobStore::BlobStore(std::uint32_t workers, std::size_t most_per_worker)
     : workers_(workers),
       most_per_worker_(most_per_worker),
@@ -61,6 +65,7 @@ void BlobStore::handle(std::uint32_t worker, Frame frame, std::vector<Answer>& a
 void BlobStore::on_post(std::uint32_t worker, Frame frame, std::vector<Answer>& answers) {
   const FrameHeader header = frame.header;
   const BlobId id = blob_id_of(header);
+  // Nobody may post in another worker's name: readers could not notice.
   if (id.poster != worker)
     throw Refused{Refusal::kLetter, fmt::format("worker {} posted the {}", worker, name_of(id))};
   if (header.count == 0 || header.count != frame.payload.size_bytes()) {
@@ -77,7 +82,10 @@ void BlobStore::on_post(std::uint32_t worker, Frame frame, std::vector<Answer>& 
     return refuse_if_gone(id, letter, answers);  // that may have been lost too
   }
   auto readers = readers_of(worker, header);
+  // A worker begins a collective when its blobs of the one before are delivered. Only their names are left
+  // here.
   drop_older(worker, id.sequence);
+  // After drop_older(): what an earlier collective left does not count.
   if (held_[worker] >= most_per_worker_) {
     throw Refused{Refusal::kLetter,
                   fmt::format("post of {}: worker {} has {} letters here, at most {} are held", name_of(id),
@@ -93,6 +101,7 @@ void BlobStore::on_post(std::uint32_t worker, Frame frame, std::vector<Answer>& 
 /// Tells the poster of a reader that has left before it fetched.
 void BlobStore::refuse_if_gone(const BlobId& id, const Letter& letter, std::vector<Answer>& answers) const {
   for (const std::uint32_t reader : letter.readers) {
+    // One refusal ends the poster's collective, so the first reader that is gone is enough.
     if (!gone_.contains(reader)) continue;
     return answers.push_back(
         {id.poster, refusal_of(letter.header, {Refusal::kLetter, left_text(reader, id)})});
@@ -120,6 +129,7 @@ void BlobStore::answer_waiting(const BlobId& id, Letter& letter, std::vector<Ans
   for (const auto& [reader, fetch] : found->second) {
     --waiting_count_[reader];
     try {
+      // A fetch is noted before anybody knows the blob's readers and length. They are compared here.
       deliver(letter, reader, fetch, answers);
     } catch (const Refused& refused) {
       answers.push_back({reader, refusal_of(fetch, refused)});
@@ -159,6 +169,7 @@ void BlobStore::wait(std::uint32_t worker, const BlobId& id, const FrameHeader& 
                   fmt::format("fetch of {}: worker {} waits for {} letters already, at most {} are noted",
                               name_of(id), worker, waiting_count_[worker], most_per_worker_)};
   }
+  // A repeated fetch waits once.
   if (waiting_[id].insert_or_assign(worker, header).second) ++waiting_count_[worker];
 }
 
@@ -173,6 +184,7 @@ void BlobStore::deliver(Letter& letter, std::uint32_t reader, const FrameHeader&
                   fmt::format("fetch of {}: {} bytes asked for, it has {}", name_of(blob_id_of(fetch)),
                               fetch.count, letter.header.count)};
   }
+  // Only a reader that was sent the blob may acknowledge it, or counts as having it when it leaves.
   letter.sent_to.insert(reader);
   answers.push_back({reader, answer_to(letter.header, Kind::kLetter, letter.bytes.share())});
 }
@@ -198,6 +210,7 @@ BlobStore::Letters::iterator BlobStore::acknowledge(std::uint32_t reader, Letter
   letter.readers.erase(reader);
   if (!letter.readers.empty()) return std::next(at);
   answers.push_back({id.poster, answer_to(letter.header, Kind::kDelivered)});
+  // The name still counts in held_, which therefore bounds both.
   delivered_.insert(id);
   return letters_.erase(at);
 }
@@ -213,6 +226,7 @@ void BlobStore::forget_worker(std::uint32_t worker, std::vector<Answer>& answers
   gone_.add(worker, error);
   for (auto& [id, waiting] : waiting_) {
     waiting_count_[worker] -= waiting.erase(worker);
+    // What others posted may still come. Nothing more comes of the worker that has left.
     if (id.poster != worker) continue;
     for (const auto& [reader, fetch] : waiting) {
       --waiting_count_[reader];

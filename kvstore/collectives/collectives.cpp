@@ -69,6 +69,10 @@ Run near_equal_share(std::uint64_t total, std::uint32_t parts, std::uint32_t ind
   return {index * least + std::min<std::uint64_t>(index, longer), least + (index < longer ? 1 : 0)};
 }
 
+// A collective begins with agree(), an exchange that finds differences between the ranks and collects sizes.
+// Then it posts blobs, which borrow the caller's memory. It asks for others' blobs early, because a server
+// keeps a fetch until its blob comes. Letters waits for all of them, also where one has failed.
+
 // One collective's letters. It outlasts none of its tickets: arrays and scratch memory are the caller's again
 // when it has gone.
 class Collectives::Letters {
@@ -155,12 +159,14 @@ std::vector<std::vector<std::uint64_t>> Collectives::agree(const char* what, con
     row.resize(counts.size());
   }
   agree_on_settings(messenger_, what, std::move(texts));
+  // Only where all agree: a call that was refused on all ranks takes no number.
   ++sequence_;
   return all;
 }
 
 std::uint64_t Collectives::piece_bytes_for(std::uint64_t total_bytes) const {
   const std::uint64_t least = total_bytes / kMostPieces;
+  // Whole elements of every type: the largest has 8 bytes.
   return std::max(piece_bytes_, (least / 8 + 1) * 8);
 }
 
@@ -187,6 +193,7 @@ void Collectives::all_reduce(std::span<const std::byte> in, std::span<std::byte>
   for (const std::uint32_t rank : others())
     letters.fetch_run(rank, kResult, shares[rank], part_of(out, shares[rank]));
   reduce_share(letters, in, shares[rank_], part_of(out, shares[rank_]), type, op, [&](const Run& piece) {
+    // A blob needs a reader.
     if (workers_ > 1) letters.post(kResult, piece, {}, out);
   });
   letters.wait();
@@ -217,6 +224,7 @@ void Collectives::post_shares(Letters& letters, std::span<const std::byte> in,
   const std::uint64_t longest = shares.front().count;
   for (std::uint64_t at = 0; at < longest; at += letters.piece_bytes()) {
     for (const std::uint32_t rank : others()) {
+      // Shares differ by one row, so the shorter ones may have a piece less.
       if (at >= shares[rank].count) continue;
       const Run piece{shares[rank].offset + at, std::min(letters.piece_bytes(), shares[rank].count - at)};
       letters.post(kGiven, piece, {.only = rank}, in);
@@ -233,6 +241,7 @@ void Collectives::reduce_share(Letters& letters, std::span<const std::byte> in, 
   for_each_piece(share, letters.piece_bytes(), [&](const Run& piece) { pieces.push_back(piece); });
   if (pieces.empty()) return;
   const std::uint64_t slot_bytes = pieces.front().count * (workers_ - 1);
+  // Two at least: one piece arrives while the other is reduced.
   const std::size_t slots = std::min<std::size_t>(
       pieces.size(), std::max<std::uint64_t>(2, kAheadBytes / std::max<std::uint64_t>(slot_bytes, 1)));
   auto scratch = transport::Buffer::allocate(slots * slot_bytes);
@@ -255,6 +264,7 @@ void Collectives::reduce_share(Letters& letters, std::span<const std::byte> in, 
     for (std::size_t i = 0; i < ranks.size(); ++i) parts[ranks[i]] = theirs(piece, i);
     reduce(parts, type, op, out.subspan(pieces[piece].offset - share.offset, pieces[piece].count));
     reduced(pieces[piece]);
+    // Only now: its slot has the bytes that were just reduced.
     fetch(piece + slots);
   }
 }
@@ -266,6 +276,7 @@ void Collectives::broadcast(std::span<std::byte> values, DataType type, std::uin
   constexpr auto kWhat = "broadcast";
   agree(kWhat, fmt::format("root={}\ndtype={}\nelements={}\n{}", root, name_of(type),
                            elements_of(kWhat, values, type), agreed));
+  // After the exchange, in which root is the same on all: all of them throw.
   if (root >= workers_) {
     throw std::invalid_argument(
         fmt::format("{}: root={} is not a worker rank; expected 0 to {}", kWhat, root, workers_ - 1));
@@ -273,6 +284,8 @@ void Collectives::broadcast(std::span<std::byte> values, DataType type, std::uin
   if (workers_ == 1) return;
   const Run all{0, values.size()};
   Letters letters(blobs_, kWhat, sequence_, rank_, piece_bytes_for(values.size()));
+  // Dedicated servers get the root's bytes once in any case. Two workers, or one piece, leave nothing to
+  // share out.
   if (hosts_server_ && workers_ > 2 && values.size() > letters.piece_bytes()) {
     scatter_and_gather(letters, values, root);
   } else if (rank_ == root) {
@@ -305,7 +318,9 @@ void Collectives::scatter_and_gather(Letters& letters, std::span<std::byte> valu
     if (rank != root) letters.fetch_run(rank, kResult, share_of(rank), part_of(values, share_of(rank)));
   }
   for (const auto& [piece, arrived] : own) {
+    // A blob is the memory of its poster, so a piece is passed on when it is there.
     arrived.wait();
+    // The root has the values, and fetches nothing.
     letters.post(kResult, piece, {.except = root}, values);
   }
 }
@@ -332,6 +347,7 @@ Blocks Collectives::all_gather(std::span<const std::byte> block, DataType type, 
   }
   for (const std::uint32_t rank : others())
     letters.fetch_run(rank, kGiven, {0, runs[rank].count}, part_of(out, runs[rank]));
+  // While the blobs travel.
   copy(block, part_of(out, runs[rank_]));
   letters.wait();
   return blocks;

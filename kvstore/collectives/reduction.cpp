@@ -18,6 +18,7 @@
 namespace gradwire::kvstore {
 namespace {
 
+// Workers compare these names before a collective begins, so they are the same in every front end.
 constexpr std::array<std::pair<std::string_view, ReduceOp>, 5> kOps = {{{"sum", ReduceOp::kSum},
                                                                         {"average", ReduceOp::kAverage},
                                                                         {"min", ReduceOp::kMin},
@@ -65,6 +66,7 @@ struct Float16 {
   static float load(Bits bits) { return compress::dense::float_from_f16(bits); }
   static Bits store(float value) {
     if (std::isnan(value)) return kNan;
+    // The codec's rounding is for finite results only.
     if (std::fabs(value) < kOverflow) return compress::dense::f16_from_float(value);
     return std::signbit(value) ? kInfinity | kSign : kInfinity;
   }
@@ -79,6 +81,7 @@ struct Bfloat16 {
   static Bits store(float value) {
     if (std::isnan(value)) return kNan;
     const auto bits = std::bit_cast<std::uint32_t>(value);
+    // To nearest, and to even where both are equally near: the carry moves on by itself, up to infinity.
     return static_cast<Bits>((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
   }
 };
@@ -100,9 +103,11 @@ T combined(T a, T b) {
     return wrapped(a, b, [](auto x, auto y) { return x * y; });
   } else if constexpr (op == ReduceOp::kMin || op == ReduceOp::kMax) {
     if constexpr (std::is_floating_point_v<T>) {
+      // A comparison with a NaN is false, so whether min and max keep one would depend on its rank.
       if (std::isnan(a)) return a;
       if (std::isnan(b)) return b;
     }
+    // Strictly: of equals, such as -0 and +0, the lower rank's stays.
     return (op == ReduceOp::kMin ? b < a : a < b) ? b : a;
   } else {
     return wrapped(a, b, [](auto x, auto y) { return x + y; });
@@ -132,6 +137,7 @@ void reduce_as(std::span<const std::span<const std::byte>> parts, std::span<std:
     }
     for (std::size_t i = 0; i < count; ++i) {
       if constexpr (op == ReduceOp::kAverage) sums[i] /= static_cast<Accumulator>(parts.size());
+      // One rounding, at the end: rounding in between would depend on the number of ranks.
       const auto bits = Element::store(sums[i]);
       std::memcpy(out.data() + (first + i) * sizeof(bits), &bits, sizeof(bits));
     }
@@ -150,6 +156,7 @@ void reduce_by(std::span<const std::span<const std::byte>> parts, ReduceOp op, s
     case ReduceOp::kProduct:
       return reduce_as<Element, ReduceOp::kProduct>(parts, out);
     case ReduceOp::kAverage:
+      // Of integers require_defined() has refused it.
       if constexpr (std::is_floating_point_v<typename Element::Accumulator>)
         return reduce_as<Element, ReduceOp::kAverage>(parts, out);
   }
@@ -181,6 +188,7 @@ std::size_t bytes_of(DataType type) {
 }
 
 void require_defined(ReduceOp op, DataType type) {
+  // Floats are the last types of the enumeration.
   const bool is_float = type >= DataType::kFloat16;
   if (op != ReduceOp::kAverage || is_float) return;
   throw std::invalid_argument(
@@ -191,6 +199,7 @@ void require_defined(ReduceOp op, DataType type) {
 
 void reduce(std::span<const std::span<const std::byte>> parts, DataType type, ReduceOp op,
             std::span<std::byte> out) {
+  // Otherwise an average of integers would leave `out` as it was.
   require_defined(op, type);
   switch (type) {
     case DataType::kUint8:

@@ -33,6 +33,7 @@ const compress::DeviceCodec* DeviceLink::twin(const compress::Codec& codec) {
   const std::lock_guard lock(twins_mutex_);
   const compress::CodecSpec spec = codec.spec();
   const auto [found, is_new] = twins_.try_emplace(compress::canonical_spec(spec));
+  // A null is kept too: a device without a twin is asked once per codec.
   if (is_new) found->second = device_->twin(spec);
   return found->second.get();
 }
@@ -61,6 +62,7 @@ DeviceLink::Batch::~Batch() {
 std::span<std::byte> DeviceLink::Batch::room(std::span<std::byte>& bytes, std::size_t size_bytes) {
   if (bytes.size() < size_bytes) {
     const std::size_t grown = std::max(size_bytes, 2 * bytes.size());
+    // The old block stays: work that was queued before still reads or writes it.
     lane_.memory.push_back(link_.device_->allocate(grown));
     bytes = {lane_.memory.back().get(), grown};
   }
@@ -89,12 +91,14 @@ void DeviceLink::Batch::copy(std::span<const float> from, std::span<float> to) {
 }
 
 void DeviceLink::Batch::finish() {
+  // Before the call: if it throws, waiting once more would not help.
   handed_on_ = true;
   link_.device_->finish(stream());
 }
 
 void DeviceLink::Batch::then(compress::Device::Next next) {
   link_.device_->then(stream(), std::move(next));
+  // After the call: if it throws, `next` is never called, and the destructor has to wait.
   handed_on_ = true;
 }
 

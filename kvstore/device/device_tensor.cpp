@@ -16,6 +16,7 @@ constexpr std::size_t padded(std::size_t bytes) {
 
 /// A report in pinned memory, behind `bytes` of payload.
 DeviceReport* report_behind(transport::Buffer& pinned, std::size_t bytes) {
+  // The device writes the report, at an address that suits it.
   std::byte* const at = pinned.bytes().data() + padded(bytes);
   std::memset(at, 0, sizeof(DeviceReport));
   return reinterpret_cast<DeviceReport*>(at);
@@ -40,9 +41,11 @@ transport::Buffer DevicePayload::take(const compress::Segmented* segmented) {
 
 void DeviceTensor::prepare(const compress::Codec& codec, std::size_t units, std::span<const float> residual) {
   const bool needs_residual = (codec.lossy() || !residual.empty()) && !residual_;
+  // Where several tensors travel as one, units are counted by segment, and otherwise by element.
   if (codec.agrees_scales() && units_ != units) {
     scales_ = link_->device().allocate(units * sizeof(UnitScale));
     units_ = units;
+    // It has room for another number of scales.
     scales_before_.reset();
   }
   if (!needs_residual) return;
@@ -93,6 +96,7 @@ void DeviceTensor::keep_what_was() {
   if (!residual_before_) residual_before_ = link_->allocate_floats(elements_);
   if (!scales.empty() && !scales_before_) scales_before_ = link_->allocate_floats(scales.size());
   DeviceLink::Batch batch(*link_, DeviceLink::Way::kToHost);
+  // On the stream that encodes: what is encoded behind this changes the residual only when it is copied.
   batch.copy({residual_.get(), elements_}, {residual_before_.get(), elements_});
   if (!scales.empty()) batch.copy(scales, {scales_before_.get(), scales.size()});
   batch.then(
@@ -147,6 +151,7 @@ void DeviceTensor::encode(const DeviceRound& round, const Part& part, std::span<
   DeviceLink::Batch batch(*link_, DeviceLink::Way::kToHost);
   batch.wait_for(marks);
   if (!pieces.empty()) {
+    // The codec reads one array. Slots of a bucket lie apart.
     in = together();
     std::size_t at = 0;
     for (const std::span<float> piece : pieces) {
@@ -161,6 +166,7 @@ void DeviceTensor::encode(const DeviceRound& round, const Part& part, std::span<
     const compress::DeviceWork work{batch.stream(), payload->report(),
                                     batch.scratch(round.twin->scratch_bytes(run.count))};
     const auto residual = codec.lossy() ? residual_of(run) : std::span<float>();
+    // In a round that does not know them yet, the codec sends floats, which agree them.
     const auto scales = round.scales_known ? scales_of(run) : std::span<UnitScale>();
     payload->segment_bytes.push_back(
         round.twin->encode(in.subspan(run.first, run.count), residual, scales, staging.subspan(begin), work));
@@ -178,6 +184,8 @@ void DeviceTensor::decode(const DeviceRound& round, const Part& part, const Devi
   const std::size_t bytes = answer.reply.size();
   auto pinned = std::make_shared<transport::Buffer>(link_->take_pinned(padded(bytes) + sizeof(DeviceReport)));
   DeviceReport* const report = report_behind(*pinned, bytes);
+  // The answer's frame ends before the device reads it, and only pinned memory crosses without a thread that
+  // waits.
   std::ranges::copy(answer.reply, pinned->bytes().begin());
   const compress::Payload reply = pinned->bytes().first(bytes);
   const auto replies =
@@ -190,6 +198,7 @@ void DeviceTensor::decode(const DeviceRound& round, const Part& part, const Devi
   auto from = replies.begin();
   for (const Run& run : runs_of(round, part)) {
     const compress::DeviceWork work{batch.stream(), report, {}};
+    // They stay on the device: the next round there needs them, and the host does not.
     const auto next_scales = round.twin->codec().agrees_scales() ? scales_of(run) : std::span<UnitScale>();
     round.twin->decode_reply({*from, staging.data() + (from->data() - reply.data())}, answer.ways,
                              answer.kind, answer.scale, out.subspan(run.first, run.count), next_scales, work);
@@ -203,6 +212,7 @@ void DeviceTensor::decode(const DeviceRound& round, const Part& part, const Devi
   batch.then([pinned = std::move(pinned), report, ways = answer.ways, twin = round.twin,
               next = std::move(next)](std::exception_ptr error) mutable {
     try {
+      // Codes that no peer may send are found by the device. It reports them here, when it is done.
       if (!error) twin->check_report(*report, ways);
     } catch (...) {
       error = std::current_exception();

@@ -27,6 +27,7 @@ void Checkpointing::save(const std::string& folder, std::string_view front_end) 
         std::filesystem::create_directories(folder);
         return std::to_string(next_generation(folder));
       });
+  // Rank 0's, so that all files of a checkpoint have one number, also if ranks see the folder differently.
   const std::uint64_t generation = std::stoull(begun.front());
   const auto own_file = std::filesystem::path(folder) / file_name(generation, context_.rank());
   try {
@@ -38,6 +39,8 @@ void Checkpointing::save(const std::string& folder, std::string_view front_end) 
       if (context_.rank() == 0) write_manifest_of(folder, generation, seals);
       return std::string();
     });
+    // The job has failed. Other ranks may have gone on and made a checkpoint that needs this rank's file, so
+    // it stays.
   } catch (const transport::TransportError&) {
     throw;
   } catch (const transport::TimeoutError&) {
@@ -47,8 +50,12 @@ void Checkpointing::save(const std::string& folder, std::string_view front_end) 
     std::filesystem::remove(own_file, ignored);
     throw;
   }
+  // An exchange of its own: where an earlier one failed, every rank has removed its file, and nobody gives
+  // the name. Where this one is reached, nobody removes a file of a checkpoint that is made.
   context_.meeting.attempt("checkpoint is made", [&] {
     if (context_.rank() == 0) {
+      // All files are on the disk. From this rename on the folder holds the new checkpoint, and before it the
+      // old one.
       give_name(manifest_path(folder));
       remove_other_generations(folder, generation);
     }
@@ -60,6 +67,7 @@ void Checkpointing::save(const std::string& folder, std::string_view front_end) 
 FileSeal Checkpointing::write_states(const std::string& path, std::string_view front_end) const {
   CheckpointWriter file(path);
   RoundThread& job = context_.rounds.job();
+  // Where a host's workers sum first, only leaders have residuals.
   const bool pushes = std::ranges::binary_search(context_.rounds.contributors(), context_.rank());
   for (KeyId key = 0; pushes && key < context_.keys.size(); ++key) {
     for (const KeyRange& range : context_.keys.own_ranges_of(key)) {
@@ -112,6 +120,8 @@ void Checkpointing::write_manifest_of(const std::string& folder, std::uint64_t g
     std::istringstream(seals[rank]) >> file.seal.bytes >> file.seal.digest;
     const auto path = std::filesystem::path(folder) / file.name;
     std::error_code error;
+    // Found now, and not when the checkpoint is needed: ranks may have folders of that name on disks of their
+    // own.
     if (std::filesystem::file_size(path, error) != file.seal.bytes || error) {
       throw std::runtime_error(fmt::format(
           "save_checkpoint: {}, which worker {} has written, is not to be seen here; give a folder that "
@@ -133,24 +143,29 @@ Restored Checkpointing::load(const std::string& folder) {
     source = std::make_unique<CheckpointSource>(folder, std::move(manifest), context_.keys.layout(),
                                                 context_.tables());
     require_loadable(*source);
+    // The manifest's checksum: all ranks must have read the same one.
     return text.substr(text.rfind('\t'));
   });
   agree_on_settings(*context_.messenger, "checkpoints in the folder of load_checkpoint", manifests);
   const std::uint32_t files = source->manifest().workers;
+  // Each file once, by one rank, before anything has changed.
   context_.meeting.attempt("checkpoint is verified", [&] {
     for (std::uint32_t file = context_.rank(); file < files; file += context_.workers()) source->verify(file);
     return std::string();
   });
   if (!source->manifest().optimizer.empty()) {
     set_optimizer_(source->manifest().optimizer);
+    // The first optimizer takes slots out of their buckets, so keys travel elsewhere now.
     source->set_layout(context_.keys.layout());
   }
+  // On all ranks alike: pieces of one load have one number, whichever worker sends them.
   ++loads_;
   context_.meeting.attempt("checkpoint is restored", [&] {
     restore(*source);
     restore_rows(*source);
     return std::string();
   });
+  // Values were restored at the job's servers. The host's server answers pulls here, and needs them too.
   if (context_.rounds.hierarchy() && context_.rounds.hierarchy()->leads()) {
     std::vector<KeyId> keys;
     for (KeyId key = 0; key < context_.keys.size(); ++key) {

@@ -88,8 +88,12 @@ void CompressionSettings::set(const compress::CodecSpec& spec, const std::string
   context_.rounds.await("set_gradient_compression");  // a push that has not begun yet is of the codec before
   context_.meeting.agree("set_gradient_compression", describe(*compression) + describe(*replies),
                          "compression");
+  // Only a change: setting the format anew makes workers forget the weights that they hold, and get whole
+  // ones.
   if (replies->text() != weight_replies_) tell_weight_replies(replies);
   if (context_.rows) context_.rows->set_compression(compression);
+  // Keys that are declared from now on are cut by what this codec makes of a unit (wire/PROTOCOL.md,
+  // "Placement").
   context_.keys.set_shortest_piece(
       fusion::shortest_piece(compress::kUnitElements, unit_payload_bytes(*compression->codec)));
   all_ = compression;
@@ -99,6 +103,8 @@ void CompressionSettings::set(const compress::CodecSpec& spec, const std::string
 
 void CompressionSettings::tell_weight_replies(const std::shared_ptr<const WeightReplies>& replies) {
   if (context_.rank() == 0) context_.rounds.command("weights " + replies->text());
+  // Between the command and the barrier: no worker pushes before all servers and this worker's thread have
+  // the format.
   context_.rounds.set_weight_replies(replies, context_.keys.size());
   weight_replies_ = replies->text();
   context_.barrier();
@@ -120,9 +126,11 @@ void CompressionSettings::set_of_keys(std::span<const KeyId> keys, const compres
   context_.meeting.check_for_all("key compression", [&] {
     compression = make_compression(spec, reply);
     require_own_scale("set_key_compression", *compression);
+    // Throws for a key that does not exist, on all ranks.
     for (const KeyId key : keys) context_.keys.elements_of(key);
     buckets = whole_buckets_of(keys);
   });
+  // A push that was begun before has the codec from before, as on all ranks.
   context_.rounds.await("set_key_compression");
   const std::string text = fmt::format("keys={}\n{}", fmt::join(keys, ","), describe(*compression));
   context_.meeting.agree("set_key_compression", text, "key compression");
@@ -138,6 +146,7 @@ std::vector<KeyId> CompressionSettings::whole_buckets_of(std::span<const KeyId> 
     const auto is_here = [&, home = bucket.key](KeyId key) { return context_.keys.home_of(key).key == home; };
     if (std::ranges::none_of(keys, is_here)) continue;
     for (const KeyId member : members) {
+      // A member may have left the bucket since: only those that travel in it now must change with it.
       if (!is_here(member) || std::ranges::find(keys, member) != keys.end()) continue;
       throw std::logic_error(
           fmt::format("set_key_compression: keys {} travel in one bucket, and key {} is not given; give all "
@@ -160,6 +169,7 @@ void CompressionSettings::tell(KeyId key, const std::shared_ptr<const Compressio
 }
 
 void CompressionSettings::inherit(KeyId bucket, KeyId member) {
+  // Also of a bucket that was bound before: its keys may have got another codec since.
   if (const auto own = own_.find(member); own != own_.end()) tell(bucket, own->second);
 }
 
@@ -169,6 +179,7 @@ std::vector<std::uint32_t> CompressionSettings::bucket_groups(std::span<const Ke
   std::vector<std::uint32_t> found;
   for (std::size_t i = 0; i < keys.size(); ++i) {
     const auto own = own_.find(keys[i]);
+    // Compared as text: equal codecs of two calls are one.
     const std::string text = own == own_.end() ? "" : describe(*own->second);
     const auto next = static_cast<std::uint32_t>(numbers.size());
     found.push_back(numbers.try_emplace({groups.empty() ? 0 : groups[i], text}, next).first->second);

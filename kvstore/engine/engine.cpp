@@ -18,6 +18,7 @@ namespace {
 EngineOptions checked(EngineOptions options) {
   if (options.codec_threads == 0) throw std::invalid_argument("Engine: codec_threads=0, expected at least 1");
   if (options.credit_bytes == 0) throw std::invalid_argument("Engine: credit_bytes=0, expected at least 1");
+  // Codec units are never cut: residuals, agreed scales and placement count in them.
   options.partition_elements =
       std::max<std::uint64_t>(options.partition_elements / compress::kUnitElements * compress::kUnitElements,
                               compress::kUnitElements);
@@ -28,6 +29,8 @@ EngineOptions checked(EngineOptions options) {
 std::string agreed_settings(const EngineOptions& options, bool in_order, bool sums_on_hosts) {
   std::string text = fmt::format("partition_elements={}\nshard_bound_elements={}\n",
                                  options.partition_elements, options.shard_bound_elements);
+  // Lines follow only where they apply, so that a worker that differs in one is named by the line that it has
+  // or lacks.
   if (in_order) text += fmt::format("code_sums={}\n", to_string(options.code_sums));
   if (sums_on_hosts) text += "hierarchy=host\n";
   if (options.replicas != 0) text += fmt::format("replicas={}\n", options.replicas);
@@ -74,6 +77,7 @@ Engine::Engine(std::unique_ptr<transport::Messenger> messenger, const EngineOpti
                    [this](const std::string& text) { set_optimizer(text); }),
       optimizer_states_(*context_, servers_, [this](const std::string& text) { set_optimizer(text); }),
       metrics_(*context_) {
+  // Parts that hold the context find the slots there. They are made after it.
   context_->slots = &slots_;
   transport::Messenger& line = *context_->messenger;
   const EngineOptions& own = context_->options;
@@ -86,11 +90,14 @@ Engine::Engine(std::unique_ptr<transport::Messenger> messenger, const EngineOpti
   }
   require_replicas(own, line, in_order);
   const bool sums_on_hosts = static_cast<bool>(connect_host);
+  // Before anything that a difference would block: threads, a host's link, the servers' mode.
   agree_on_settings(line, "settings",
                     line.exchange("settings", agreed_settings(own, in_order, sums_on_hosts), own.slow_abort));
+  // A link is made by all workers together, also by those that then have none.
   std::unique_ptr<Hierarchy> hierarchy;
   if (connect_host) {
     auto link = connect_host(line);
+    // Without a link every worker has a host to itself, and pushes to the job's servers.
     if (link.worker) hierarchy = std::make_unique<Hierarchy>(std::move(link), own);
   }
   WorkerRounds& rounds = context_->rounds;
@@ -106,6 +113,7 @@ Engine::Engine(std::unique_ptr<transport::Messenger> messenger, const EngineOpti
         [context = context_.get()](const char* verb) { context->require_optimizer(verb); },
         context_->callers);
   }
+  // Last: it looks at rounds and rows.
   context_->standstill.watch(rounds.own(), context_->rows.get());
 }
 
@@ -151,6 +159,7 @@ std::vector<KeyId> Engine::declare(std::span<const KeySpec> keys) {
     text = write_keys(keys);
   });
   agree_on_keys(*context_->messenger, meeting.all_gather("declare", text));
+  // From the text, in which keys are sorted: their numbers are then the same on all ranks.
   context_->keys.add(read_keys(text));
   std::vector<KeyId> ids;
   for (const KeySpec& key : keys) ids.push_back(context_->keys.number_of(key.name));
@@ -179,17 +188,20 @@ void Engine::set_optimizer(const std::string& text) {
   ServersOptimizer& optimizer = context_->optimizer;
   WorkerRounds& rounds = context_->rounds;
   const bool is_first = !optimizer.is_set;
+  // Only the first one turns sums into weights, and a step must not bring some of each.
   if (is_first) slots_.require_no_step("set_optimizer");
   context_->settle("set_optimizer");  // a push that is still encoded is of the optimizer before
   if (is_first) checkpoints_.require_values();
   context_->meeting.agree("set_optimizer", text, "optimizer");
   optimizer.text = text;
+  // Before slots leave their buckets: what is bound or pushed from now on is a weight.
   optimizer.is_set = true;
   if (is_first) {
     slots_.leave_buckets();
     rounds.own().post([&tensors = rounds.own().tensors()] { tensors.forget_sums_of_float64(); });
   }
   context_->meeting.attempt("optimizer is set", [&] {
+    // Where a library sums, each rank is its own server.
     if (rank() == 0 || context_->in_order) rounds.command("optimizer " + text);
     return std::string();
   });
@@ -291,6 +303,7 @@ void Engine::close(const std::string& error) {
   transport::Messenger& line = *context_->messenger;
   const EngineOptions& options = context_->options;
   Hierarchy* const hierarchy = rounds.hierarchy();
+  // What it watches ends below: the threads of rounds, and the tables of rows.
   context_->standstill.stop();
   if (!error.empty()) {
     line.note_error(error);
@@ -302,6 +315,7 @@ void Engine::close(const std::string& error) {
     const auto repeats = line.loses_frames() ? 40 * options.retry_timeout : std::chrono::milliseconds(0);
     const auto patience = std::chrono::seconds(2) + repeats;
     rounds.own().idle().wait_for(patience);  // pushes that nobody pulls
+    // Where a library sums, a push is over when all ranks have made it. There is no server to leave it with.
     if (!context_->in_order) rounds.hand_over();
     if (context_->rows) context_->rows->settle(options.slow_abort);
     // Whoever still needs us shall hear why its round fails, and not that we have left.

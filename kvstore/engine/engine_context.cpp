@@ -15,6 +15,7 @@ void EngineContext::require_between_steps(const char* verb) const {
 }
 
 void EngineContext::barrier() {
+  // Otherwise a pull brings the answer to its worker's last push, and all workers' pushes are in that.
   if (options.async) settle("barrier");
   meeting.all_gather("barrier", "");
 }

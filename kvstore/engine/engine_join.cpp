@@ -78,7 +78,9 @@ std::uint32_t Engine::join() {
   rounds.require_open("join");
   require_optional_workers();
   context_->callers->note_call();
+  // A worker that has joined is not awaited, so its own pushes must be answered before.
   rounds.await("join");
+  // Server 0's count: servers may see joins in different orders, and one of them has to decide.
   Joined own{rounds.command("join").front().step, {}};
   RoundThread& job = rounds.job();
   job.between_rounds([&] { own.steps = job.tensors().steps(); });
@@ -88,6 +90,7 @@ std::uint32_t Engine::join() {
   std::vector<Joined> ranks;
   for (const std::string& text : line.exchange("join", write(own), context_->options.slow_abort))
     ranks.push_back(read(text, own.steps.size()));
+  // Before this worker pushes again: its next round has to be the one from which all go on.
   job.between_rounds([&] { job.tensors().catch_up(spread_of(ranks)); });
   const auto last = std::ranges::max_element(ranks, {}, &Joined::lateness);
   return static_cast<std::uint32_t>(last - ranks.begin());

@@ -24,6 +24,7 @@ std::vector<std::uint64_t> read_numbers(std::string_view text) {
 
 std::vector<transport::PeerCounters> EngineMetrics::counters() const {
   auto counters = context_.messenger->counters();
+  // What the Server of this process sends goes over this process's link too.
   if (context_.hosted) std::ranges::move(context_.hosted->counters(), std::back_inserter(counters));
   return counters;
 }
@@ -35,6 +36,7 @@ DeviceTraffic EngineMetrics::device_traffic() const {
 PushedBytes EngineMetrics::pushed() const {
   if (!context_.rounds.is_open()) return {};
   const PushedBytes rows = context_.rows ? context_.rows->pushed() : PushedBytes();
+  // What the caller gave is counted by its own thread, what leaves the host by the job's.
   return {context_.rounds.own().pushed().raw + rows.raw,
           context_.rounds.job().pushed().encoded + rows.encoded};
 }
@@ -54,6 +56,7 @@ std::vector<std::uint64_t> EngineMetrics::waited_for() const {
   std::vector<std::uint64_t> counts(context_.workers());
   for (const Acknowledgement& one : context_.rounds.command("waited for")) {
     const auto theirs = read_numbers(one.text);
+    // Each server has counted the rounds of its own partitions.
     for (std::size_t rank = 0; rank < std::min(counts.size(), theirs.size()); ++rank)
       counts[rank] += theirs[rank];
   }
@@ -62,6 +65,7 @@ std::vector<std::uint64_t> EngineMetrics::waited_for() const {
 
 std::uint64_t EngineMetrics::mirrored_bytes() const {
   context_.rounds.require_open("mirrored_bytes");
+  // No server forwards anything, so none needs to be asked.
   if (context_.options.replicas == 0) return 0;
   std::uint64_t bytes = 0;
   for (const Acknowledgement& one : context_.rounds.command("mirrored")) {
@@ -78,6 +82,7 @@ std::map<std::uint32_t, std::uint32_t> EngineMetrics::replaced_servers() const {
 double EngineMetrics::codec_seconds() const {
   if (!context_.rounds.is_open()) return 0;
   RoundThread &job = context_.rounds.job(), &own = context_.rounds.own();
+  // Both are one thread unless a host's workers sum first. It must not count twice.
   return job.codec_seconds() + (&own == &job ? 0 : own.codec_seconds()) +
          (context_.rows ? context_.rows->codec_seconds() : 0);
 }
@@ -97,6 +102,7 @@ Trace& EngineMetrics::trace() const {
 }
 
 void EngineMetrics::read_clocks(std::chrono::milliseconds timeout) const {
+  // Where a library sums, there is no server whose clock could differ.
   if (context_.rounds.is_open() && context_.options.trace && !context_.in_order)
     context_.rounds.job().clock_probe().read(*context_.options.trace, timeout);
 }

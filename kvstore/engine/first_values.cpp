@@ -22,6 +22,7 @@ std::vector<std::byte> value_of(EngineContext& context, std::uint32_t root, std:
   std::vector<std::byte> value(own.size());
   for (std::size_t at = 0; at < own.size(); at += kPieceBytes) {
     const auto piece = own.subspan(at, std::min(kPieceBytes, own.size() - at));
+    // The others' values are ignored, and need not be sent.
     const std::string_view given(reinterpret_cast<const char*>(piece.data()),
                                  context.rank() == root ? piece.size() : 0);
     const std::string blob = std::move(context.meeting.all_gather("init value", given)[root]);
@@ -54,6 +55,7 @@ void store_roots(EngineContext& context, std::span<const FirstValue> values, std
   std::vector<std::byte> own;
   std::vector<std::size_t> begins;
   for (const FirstValue& first : values) {
+    // Values are read in place as floats or doubles, so each begins at a multiple of the larger alignment.
     begins.push_back((own.size() + alignof(double) - 1) / alignof(double) * alignof(double));
     own.resize(begins.back());
     const auto bytes = first.bytes();
@@ -98,12 +100,14 @@ void store_first_values(EngineContext& context, std::span<const FirstValue> valu
       hierarchy != nullptr ? hierarchy->store_upstream(piece) : store(context, piece);
     }
   }
+  // One exchange more: leaders fetch from the job's servers, where the root must have stored before.
   if (hierarchy != nullptr) {
     context.meeting.all_gather("init", "");
     std::vector<KeyId> keys;
     for (const FirstValue& first : values) keys.push_back(first.key);
     if (hierarchy->leads()) hierarchy->fetch_first_values(keys);
   }
+  // Nobody pulls before the server that answers it has the values.
   context.meeting.all_gather("init", "");
 }
 

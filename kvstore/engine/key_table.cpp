@@ -20,6 +20,7 @@ void KeyTable::add(const std::vector<KeySpec>& sorted) {
           fmt::format("init: key '{}' was declared before; declare each key once", key.name));
     }
   }
+  // After the names were checked: nothing has changed where this call throws for one.
   rounds_.add_keys(sorted, cut_, server_load_);
   keys_.insert(keys_.end(), sorted.begin(), sorted.end());
   declared_.merge(added);
@@ -70,8 +71,10 @@ Home KeyTable::home_of(KeyId key) const {
 FusedBucket& KeyTable::bucket_of(const std::vector<KeyId>& members) {
   const auto [found, is_new] = buckets_.try_emplace(members);
   FusedBucket& bucket = found->second;
+  // Bound again, or by another set: the keys travel as before, with the number that all ranks know.
   if (!is_new) return bucket;
   const std::unique_lock lock(mutex_);
+  // For people only: a bucket is not among the declared names, so a key may be called the same.
   KeySpec spec{fmt::format("{} to {}", keys_[members.back()].name, keys_[members.front()].name), {0}};
   std::vector<std::uint32_t> segments;
   for (const KeyId member : members) {
@@ -79,6 +82,7 @@ FusedBucket& KeyTable::bucket_of(const std::vector<KeyId>& members) {
     spec.shape.front() += segments.back();
   }
   const auto servers = static_cast<std::uint32_t>(server_load_.size());
+  // No bound is reached, so that the bucket goes whole to one server.
   const auto parts =
       place_keys({&spec, 1}, servers, cut_, std::numeric_limits<std::uint64_t>::max(), server_load_);
   rounds_.add_bucket(spec, {parts.front().front().server, 0, spec.elements()}, std::move(segments));

@@ -40,6 +40,7 @@ std::vector<std::string> Meeting::meet(std::string_view name, std::string_view b
   rounds_.require_open(std::string(name).c_str());
   const Callers::Waiting waiting(*callers_,
                                  {Callers::Wait::For::kExchange, std::string(name), messenger_.exchanges()});
+  // Without a bound nobody is held back, so that no server needs to know.
   if (!options_.async || !options_.async->staleness_bound)
     return messenger_.exchange(name, blob, options_.slow_abort);
   rounds_.command("meet");
@@ -56,6 +57,7 @@ std::vector<std::string> Meeting::meet(std::string_view name, std::string_view b
 }
 
 void Meeting::refuse(std::string_view name, const std::string& text) {
+  // In a later generation the others are right: this worker alone fails (wire/PROTOCOL.md, "Wrong calls").
   if (messenger_.world().generation == 1) all_gather(name, refusal(text));
 }
 
@@ -76,6 +78,7 @@ std::vector<std::string> Meeting::attempt(const char* what, const std::function<
   std::string blob;
   try {
     blob = blob_of(Outcome::kDone, work());
+    // The job has failed, or a rank did not come: no exchange would end.
   } catch (const transport::TransportError&) {
     throw;
   } catch (const transport::TimeoutError&) {

@@ -63,12 +63,14 @@ std::string OptimizerStates::load(const std::string& path) {
     require_own(*file, path);
     return file->head().dump == Dump::kStates ? std::string() : file->head().optimizer;
   });
+  // Each rank reads the path by itself, and may see another file there.
   if (context_.in_order) {
     const FileSeal seal = file->seal();
     const auto own = fmt::format("{} bytes with the checksum {:08x}", seal.bytes, seal.digest);
     context_.meeting.agree("files of load_optimizer_states", own, "optimizer states");
   }
   const std::string& optimizer = opened.front();
+  // Before the states: setting another optimizer drops what servers have of the one before.
   if (!optimizer.empty()) set_optimizer_(optimizer);
   context_.meeting.attempt("optimizer states are restored", [&] {
     ++loads_;

@@ -22,6 +22,7 @@ std::vector<float> ResidualAccess::of(KeyId key) const {
     job.between_rounds(range.tensor,
                        [&] { any |= job.residuals().read(range.tensor, range.tensor_offset, out); });
   }
+  // Zeros in part of a key are a residual, but none in any part is none.
   if (!any) values.clear();
   return values;
 }
@@ -32,6 +33,7 @@ bool ResidualAccess::read_all(const std::function<void(const Residuals&)>& read)
   RoundThread& job = context_.rounds.job();
   bool is_idle = false;
   job.between_rounds([&] {
+    // On the thread of the rounds, so that none begins between the question and the reading.
     is_idle = job.is_idle();
     if (is_idle) read(job.residuals());
   });
@@ -68,6 +70,7 @@ void ResidualAccess::set(KeyId key, std::span<const float> values) {
 bool ResidualAccess::keeps_nonfinite(KeyId key) const {
   RoundThread& job = context_.rounds.job();
   bool keeps = false;
+  // One element is enough: all parts of a key have one codec.
   for (const KeyRange& range : context_.rounds.ranges(context_.keys.home_of(key), 1)) {
     job.between_rounds(range.tensor, [&] { keeps = job.residuals().keeps_nonfinite(range.tensor); });
   }
@@ -86,6 +89,7 @@ void ResidualAccess::add(KeyId key, std::span<const float> values) {
   context_.keys.require_size("add_to_residual", key, values.size());
   const Hierarchy* const hierarchy = context_.rounds.hierarchy();
   if (hierarchy != nullptr && !hierarchy->leads()) return;
+  // Every worker has the same values, and the leader is the only one of its host with a residual.
   const auto workers = hierarchy != nullptr ? static_cast<float>(hierarchy->workers_here()) : 1.0F;
   RoundThread& job = context_.rounds.job();
   for (const KeyRange& range : context_.keys.ranges_of(key)) {
@@ -105,6 +109,7 @@ void ResidualAccess::move(std::span<const std::pair<KeyId, Home>> homes) {
     }
     context_.keys.set_home(key, home);
   }
+  // After all have left their old places: a key may move to where another one was.
   for (const auto& [key, values] : moved) write(key, values);
 }
 
@@ -118,6 +123,7 @@ void ResidualAccess::roll_back(std::span<const KeyId> keys) {
   context_.rounds.require_open("roll_back");
   std::set<KeyId> tensors;
   for (const KeyId key : keys) {
+    // A set: keys of one bucket share a tensor, which is rolled back once.
     for (const KeyRange& range : context_.keys.ranges_of(key)) tensors.insert(range.tensor);
   }
   const std::vector<KeyId> rolled(tensors.begin(), tensors.end());
@@ -134,6 +140,7 @@ std::vector<float> ResidualAccess::of_servers(KeyId key) const {
     if (part.key != key) continue;
     const std::vector<float> theirs = servers_.residual_of(part);
     if (theirs.empty()) continue;
+    // Parts without a residual count as zeros if another part of the key has one.
     residual.resize(context_.keys.elements_of(key));
     std::ranges::copy(theirs, residual.begin() + static_cast<std::ptrdiff_t>(part.offset));
   }
@@ -163,6 +170,7 @@ void ResidualAccess::draw() {
     const auto pushing = context_.rounds.contributors();
     const auto parts = servers_.parts();
     for (std::size_t turn = 0; turn < parts.size(); ++turn) {
+      // By turns, so that the parts' residuals are drawn by all ranks at the same time.
       if (pushing[turn % pushing.size()] == context_.rank()) draw_part(parts[turn], writes);
     }
     const std::size_t count = context_.tables().size();
@@ -175,6 +183,7 @@ void ResidualAccess::draw() {
     }
     return std::string();
   });
+  // Behind the attempt, which has failed on all ranks if one could not read.
   for (const auto& write : writes) write();
 }
 

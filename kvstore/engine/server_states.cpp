@@ -21,6 +21,7 @@ void carry_out(RoundThread& job, Operation::Verb verb, const HeldPart& part, Sta
   operation.state = &state;
   operation.number = number;
   const Ticket done = operation.done;
+  // Behind what is in flight on the tensor, as any operation. The state is the caller's, who waits here.
   job.submit(part.tensor, std::move(operation));
   done.wait();
 }

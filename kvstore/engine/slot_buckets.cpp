@@ -67,6 +67,9 @@ struct SlotBuckets::Slots {
   std::uint32_t next = 0;  ///< first bucket that has not gone, where they go in order
 };
 
+// A step begins with the first mark and ends when drain_for() has seen every ticket. A bucket is submitted by
+// the thread that marks the last of its slots, which may be one of autograd's.
+
 SlotBuckets::SlotBuckets(EngineContext& context, CompressionSettings& compression, ResidualAccess& residuals)
     : context_(context), compression_(compression), residuals_(residuals) {}
 
@@ -109,6 +112,7 @@ void SlotBuckets::bind(std::span<const KeyId> keys, std::span<const std::span<fl
     const std::unique_lock lock(mutex_);
     sets_[set] = std::move(made);
   }
+  // Before keys are made of buckets, because their numbers must be the same on all ranks.
   context_.meeting.agree("bind_slots", describe(slots));
   for (std::size_t bucket = 0; !context_.optimizer.is_set && bucket < slots.buckets.size(); ++bucket) {
     if (slots.members(bucket).size() > 1) fuse(slots, bucket);
@@ -138,12 +142,14 @@ void SlotBuckets::fuse(Slots& slots, std::size_t number) {
     bucket.priority = std::max(bucket.priority, slots.slots[slot].priority);
   }
   bucket.fused = &context_.keys.bucket_of(keys);
+  // All members have one codec (bucket_groups()), so any of them will do.
   compression_.inherit(bucket.fused->key, keys.front());
 }
 
 /// Moves the residuals of slots that have just been bound to where they travel now.
 void SlotBuckets::move_residuals(const Slots& slots) {
   std::map<KeyId, Home> homes;
+  // Also those that go alone now: they may come from a bucket of an earlier binding.
   for (const Slots::Slot& slot : slots.slots) homes[slot.key] = {slot.key, 0};
   for (std::size_t bucket = 0; bucket < slots.buckets.size(); ++bucket) {
     if (slots.buckets[bucket].fused == nullptr) continue;
@@ -158,6 +164,7 @@ void SlotBuckets::move_residuals(const Slots& slots) {
 
 void SlotBuckets::leave_buckets() {
   for (const auto& [set, slots] : sets_) {
+    // No step is under way (set_optimizer()), so no ticket is lost.
     for (Slots::Bucket& bucket : slots->buckets) bucket = {};
     move_residuals(*slots);
   }
@@ -186,12 +193,15 @@ void SlotBuckets::mark_ready(std::uint32_t slot, void* stream, SlotSet set) {
   compress::Device::Mark written;
   if (slots->device) {
     slots->device->use();
+    // Here, on the thread that has queued the gradient's work: the mark is of what the stream has been given
+    // so far.
     written = slots->device->mark(stream);
   }
   if (slots->slots[slot].marked.exchange(true)) {
     throw std::logic_error(
         fmt::format("mark_ready: slot {} was marked twice in one step; drain the step first", slot));
   }
+  // After marked.exchange(): a second mark in one step must not move the first.
   if (slots->device) slots->slots[slot].written = std::move(written);
   const std::uint32_t bucket = slots->layout.bucket_of_slot[slot];
   if (!slots->countdown.arrive(bucket)) return;
@@ -203,6 +213,7 @@ void SlotBuckets::mark_ready(std::uint32_t slot, void* stream, SlotSet set) {
 void SlotBuckets::submit_sealed(Slots& slots, std::uint32_t bucket) {
   const std::lock_guard lock(slots.tickets_mutex);
   if (!context_.in_order) return submit(slots, bucket);
+  // Slots are marked in any order. Where a library sums, calls need one that is the same on all ranks.
   slots.buckets[bucket].is_sealed = true;
   while (slots.next < slots.buckets.size() && slots.buckets[slots.next].is_sealed)
     submit(slots, slots.next++);
@@ -212,6 +223,7 @@ void SlotBuckets::submit_sealed(Slots& slots, std::uint32_t bucket) {
 /// device, there.
 void SlotBuckets::submit(Slots& slots, std::uint32_t number) {
   Slots::Bucket& bucket = slots.buckets[number];
+  // Those of the step before: drain_for() has seen them end.
   bucket.tickets.clear();
   const auto operation_of = [&](std::span<const std::uint32_t> members, std::int32_t priority) {
     Operation operation;
@@ -220,6 +232,7 @@ void SlotBuckets::submit(Slots& slots, std::uint32_t number) {
     operation.program_step = slots.program_step.load();
     if (!slots.device) return operation;
     operation.device.emplace().link = context_.rounds.own().devices().link(slots.device);
+    // The device waits for every gradient of the bucket, which may come from several streams.
     for (const std::uint32_t slot : members) operation.device->marks.push_back(slots.slots[slot].written);
     return operation;
   };
@@ -236,6 +249,7 @@ void SlotBuckets::submit(Slots& slots, std::uint32_t number) {
   Operation operation = operation_of(slots.members(number), bucket.priority);
   if (!operation.device) {
     std::vector<float>& values = bucket.fused->values;
+    // In the first step: a bucket that is bound and never used takes no memory.
     if (values.empty()) values.resize(context_.keys.elements_of(bucket.fused->key));
     auto to = values.begin();
     for (const std::span<float> tensor : bucket.tensors) to = std::ranges::copy(tensor, to).out;
@@ -274,12 +288,14 @@ bool SlotBuckets::drain_for(std::chrono::milliseconds timeout, SlotSet set) {
   using Clock = std::chrono::steady_clock;
   Slots* const slots = slots_of(set);
   if (slots == nullptr) return true;
+  // A slot that is not marked never gets a ticket, and the wait would not cover the whole step.
   slots->require_all_marked("drain");
   const auto deadline = Clock::now() + timeout;
   const std::lock_guard lock(slots->tickets_mutex);
   for (const Slots::Bucket& bucket : slots->buckets) {
     for (const Ticket& ticket : bucket.tickets) {
       const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(deadline - Clock::now());
+      // The step is not over: marks stay, and a later call goes on waiting.
       if (!ticket.wait_for(std::max(left, std::chrono::milliseconds(0)))) return false;
     }
   }

@@ -102,6 +102,7 @@ std::optional<DeviceOperation> WorkerRounds::device_operation(const OnDevice& pl
   if (!place.device) return std::nullopt;
   DeviceOperation operation;
   operation.link = own().devices().link(place.device);
+  // A mark is of the device that this thread has in use.
   place.device->use();
   operation.marks.push_back(place.device->mark(place.stream));
   return operation;
@@ -119,6 +120,7 @@ BegunPush WorkerRounds::push(KeyId key, Operation operation, std::int32_t priori
   operation.verb = Verb::kPush;
   operation.priority = priority;
   const Ticket taken = operation.taken;
+  // A push that waits to be taken waits for a round, but only if it is held behind one.
   taken.concern(callers_, {Callers::Wait::For::kTurn, "push", key});
   return {taken, submit("push", key, std::move(operation))};
 }
@@ -141,6 +143,7 @@ Ticket WorkerRounds::push_pull(KeyId key, Operation operation) {
 bool WorkerRounds::takes_servers_own(KeyId key, bool has_optimizer) {
   if (!hierarchy_ || !has_optimizer) return false;
   const std::lock_guard lock(shown_mutex_);
+  // With deltas the first pull of a weight shows what the host has, and the next one asks upstream.
   return sends_deltas_ ? !shown_.insert(key).second : shown_.contains(key);
 }
 
@@ -161,6 +164,7 @@ void WorkerRounds::set_weight_replies(const std::shared_ptr<const WeightReplies>
   if (!hierarchy_) return;
   const std::lock_guard lock(shown_mutex_);
   sends_deltas_ = replies->are_deltas();
+  // What the host has was sent in the other format, so the next pull of each key asks upstream.
   for (KeyId key = 0; key < keys; ++key) shown_.insert(key);
 }
 
@@ -169,6 +173,7 @@ void WorkerRounds::set_weight_replies(const std::shared_ptr<const WeightReplies>
 /// A round may last as long as its slowest worker; what we pushed must be with the servers, for it goes with
 /// us: what a slow link has not taken yet, and what a server that dies had not read.
 void WorkerRounds::hand_over() const {
+  // The host's thread first: its pushes become the uplink's.
   for (RoundThread* thread : {&own(), job_.get()}) {
     if (thread->handed_over().wait_for(options_.slow_abort)) continue;
     messenger_.fail(fmt::format("{}: closed, and its last pushes were not with the servers within {} s",
@@ -177,6 +182,7 @@ void WorkerRounds::hand_over() const {
 }
 
 void WorkerRounds::stop() {
+  // First: the host's rounds use the uplink, which ends with the job's thread.
   if (hierarchy_) hierarchy_->stop();
   job_.reset();
 }

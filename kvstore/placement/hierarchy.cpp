@@ -35,6 +35,8 @@ RoundThread::Rounds Hierarchy::uplink_rounds(bool servers_in_workers) {
 }
 
 EngineOptions Hierarchy::uplink_options(EngineOptions options) {
+  // A quarter longer than the host's rounds wait, so that a rank that is missing on a host is named there,
+  // and not its leader.
   options.slow_warning = options.slow_warning * 5 / 4;
   options.slow_abort = options.slow_abort * 5 / 4;
   return options;
@@ -49,6 +51,7 @@ void Hierarchy::start(RoundThread& uplink) {
     relay_ = std::make_unique<HostRelay>();
     ServerOptions options = hosted_server(options_);
     options.tier = Tier::kHost;
+    // The link shows all ranks of the job, of which only those of this host push here.
     options.contributors = transport::host_of(link_.hosts, leader_);
     options.upstream = [relay = relay_.get()](transport::Frame sum) { relay->take(std::move(sum)); };
     server_ = std::make_unique<Server>(std::move(link_.server), options);
@@ -60,12 +63,14 @@ void Hierarchy::start(RoundThread& uplink) {
   rounds.tier = Tier::kHost;
   rounds.on_failure = [this](const std::exception_ptr& error) { fail_job(error); };
   rounds_ = std::make_unique<RoundThread>(*link_.worker, options_, rounds);
+  // The uplink has run since before this call, and may have failed when there were no rounds to fail.
   if (early_failure_) rounds_->fail(early_failure_);
 }
 
 /// Other hosts need the sums of this one: they hear why there will be none.
 void Hierarchy::fail_job(const std::exception_ptr& error) {
   const std::lock_guard lock(mutex_);
+  // After stop() a failure of the host's rounds is only their end.
   if (uplink_ == nullptr) return;
   uplink_->fail(error);
   if (leads_) link_.worker->fail(transport::to_string(link_.worker->self()) + ": " + text_of(error));
@@ -86,9 +91,14 @@ void Hierarchy::add_keys(const std::vector<KeySpec>& keys, const fusion::OwnedCu
     is_float64_.push_back(keys[k].is_float64());
     std::vector<KeySpec> sums;
     for (Part& part : parts[k]) {
+      // The host's one server has the rank of its leader (transport/decorators/host_link.h).
       part.server = leader_;
+      // Only the leader has a relay, but all count: numbers of the main job's keys must be the same on all
+      // ranks.
       if (relay_) relay_->add_key(key, part.offset, upstream_keys_);
       runs.push_back({part, upstream_keys_++});
+      // Each partition is a key upstream, so that one is summed while the next is encoded and a third is on
+      // the wire.
       sums.push_back({keys[k].name, {part.count}, keys[k].dtype});
     }
     // A key that is large enough to be cut over all servers is, though its parts by themselves are not.
@@ -173,6 +183,7 @@ void Hierarchy::fetch_together(std::span<const KeyId> keys) {
   }
   try {
     uplink_->submit(std::move(pulls));
+    // Before the stores, which send what the pulls have brought.
     wait_all(pulled);
     rounds_->submit(std::move(stores));
     wait_all(stored);
@@ -192,6 +203,7 @@ Ticket Hierarchy::pull_upstream(KeyId key, Operation pull, std::shared_ptr<compr
       return wanted.done.fail(std::make_exception_ptr(std::logic_error("pull: the store is closed")));
     fetch_upstream(key, wanted);
   });
+  // For its place behind earlier operations of the key. What it brings is overwritten by the pull upstream.
   rounds_->submit(key, std::move(pull));
   return wanted.done;
 }
@@ -224,6 +236,8 @@ void Hierarchy::fetch_upstream(KeyId key, const Upstream& wanted) {
 
 void Hierarchy::leave(std::chrono::milliseconds timeout) {
   link_.worker->leave(timeout);
+  // After the worker's own goodbye, so that those that wait for its pushes fail at once. Others may still
+  // pull here.
   if (server_) server_->serve_on();
 }
 
@@ -232,17 +246,20 @@ void Hierarchy::retire(std::chrono::milliseconds timeout) {
 }
 
 void Hierarchy::stop() {
+  // First: no thread of the server enters the uplink behind this.
   if (relay_) relay_->stop();
   std::unique_ptr<RoundThread> ending;
   {
     const std::lock_guard lock(mutex_);
     uplink_ = nullptr;
+    // It is destroyed without the mutex: its end fails what is in flight, and that calls fail_job().
     ending = std::move(rounds_);
   }
 }
 
 bool Hierarchy::outlast(std::chrono::milliseconds timeout) {
   if (server_ && !server_->has_served_all(timeout)) return false;
+  // Only the leader hosts the rendezvous of the host's job.
   if (!link_.rendezvous) return true;
   try {
     return link_.rendezvous->wait_for(timeout);

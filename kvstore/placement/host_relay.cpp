@@ -41,7 +41,9 @@ void HostRelay::add_key(KeyId key, std::uint64_t offset, KeyId upstream) {
 
 void HostRelay::take(Frame sum) {
   const std::lock_guard lock(mutex_);
+  // After stop() the uplink ends, and nobody waits for the answer.
   if (server_ == nullptr) return;
+  // The round has failed on the host. There is no sum to push, and its workers get the error as their answer.
   if (sum.header.kind == Kind::kError) return server_->answer(std::move(sum));
   const auto known = upstream_.find({sum.header.key, sum.header.offset});
   if (known == upstream_.end()) {
@@ -57,6 +59,7 @@ void HostRelay::take(Frame sum) {
   } else {
     operation.in = operation.out = elements<float>(round->frame.payload);
   }
+  // The same memory gets the answer: a push_pull in place. Frames that still borrow it keep it alive.
   operation.owner = std::make_shared<Buffer>(round->frame.payload.share());
   operation.priority = round->frame.header.priority;
   operation.program_step = round->frame.header.program_step;
@@ -67,9 +70,12 @@ void HostRelay::take(Frame sum) {
 
 void HostRelay::answer(const std::shared_ptr<Round>& round, const std::exception_ptr& error) {
   const std::lock_guard lock(mutex_);
+  // Also where stop() has come before. The uplink's jobs may still write to the sum, whatever becomes of the
+  // answer.
   if (error) failed_.push_back(round);
   if (server_ == nullptr) return;
   if (error) return server_->answer(refusal_of(round->frame.header, {Refusal::kFinal, text_of(error)}));
+  // Ranks of other hosts may have found a NaN. The flag in the answer is for all workers of this host.
   if (round->done.nonfinite()) round->frame.header.flags |= transport::kFlagNonfinite;
   server_->answer(std::move(round->frame));
 }

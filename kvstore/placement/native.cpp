@@ -33,6 +33,7 @@ using transport::Role;
 using Clock = std::chrono::steady_clock;
 
 constexpr Node kItself{Role::kServer, 0};
+// Only for a failure that is due. Nothing else of this thread looks at the time.
 constexpr auto kTick = std::chrono::seconds(1);
 // Until the control plane has told of a worker that is dead. Over sockets it knows of a closed connection
 // within 2 s; MPI shows none, and there a killed rank ends the job by mpirun.
@@ -101,6 +102,7 @@ class Native final : public transport::Messenger {
         }) {}
 
   ~Native() override {
+    // First, so that no answer reaches a sink that is ending.
     detach();
     loop_->stop();
     thread_.join();  // nobody asks the library for more; what is under way fails, unheard
@@ -154,8 +156,10 @@ class Native final : public transport::Messenger {
   static RoundId id_of(const FrameHeader& header) { return {header.key, header.offset, header.step}; }
 
   void handle(Frame frame) {
+    // As a Messenger does. The header travels with gathered payloads, and errors name its sender.
     frame.header.sender = self();
     const bool under_way = rounds_.contains(id_of(frame.header));
+    // The aggregator does not know of the round before the library is done, and would ask for the push again.
     if (under_way && frame.header.kind == Kind::kProbe) return answer_held(frame.header);
     if (frame.header.kind != Kind::kPush)
       return answer([&](auto& answers) { aggregator_.handle(rank_, std::move(frame), answers); });
@@ -220,9 +224,11 @@ class Native final : public transport::Messenger {
     const auto round = std::make_shared<IntegerRound>();  // owners: the operations under way
     round->header = header;
     round->width = width;
+    // A codec with a fixed scale has no heads to gather.
     round->awaited = head_bytes > 0 ? 2 : 1;
     Buffer values = with_tail(header, type, elements);
     sums.expand(payload, elements, width, values.bytes().first(elements * transport::bytes_of(type)));
+    // Heads first on every rank: the library matches calls by their order.
     if (head_bytes > 0) {
       Buffer head = pool_.take(head_bytes);
       sums.write_head(payload, elements, head.bytes());
@@ -269,15 +275,18 @@ class Native final : public transport::Messenger {
       const auto payload = block.subspan(transport::kHeaderBytes);
       FrameHeader theirs;
       try {
+        // Nobody could send it again: the library's call is over on all ranks.
         theirs = transport::decode_header(block.first(transport::kHeaderBytes), payload);
       } catch (const transport::FrameError& error) {
         return control_->fail(
             fmt::format("sum of {}: worker {}: {}", describe(header), worker, error.what()));
       }
+      // Gathered payloads have no trailer: their headers say whether all ranks pushed one thing.
       if (identity_of(theirs) != identity_of(header))
         return fail_order(header, fmt::format("worker {} with {}", worker, describe(theirs)));
       header.flags |= theirs.flags & transport::kFlagNonfinite;
       Buffer shared = blocks.share();
+      // Each payload is a view of the gathered blocks, which live until the last one is summed.
       payloads.emplace_back(std::make_shared<Buffer>(std::move(shared)),  // owner: this payload
                             std::span(const_cast<std::byte*>(payload.data()), payload.size()));
     }
@@ -293,6 +302,7 @@ class Native final : public transport::Messenger {
   template <typename Use>
   transport::Collective::Done on_loop(const FrameHeader& header, Use use) {
     return [loop = loop_, this, header, use](Buffer values, const std::exception_ptr& error) {
+      // The library calls back on its own thread, which must not be kept (transport/collective.h).
       loop->post([this, header, use, values = std::move(values), error]() mutable {
         if (!lost(header, error)) use(std::move(values));
       });
@@ -310,6 +320,7 @@ class Native final : public transport::Messenger {
   /// first.
   bool lost(const FrameHeader& header, const std::exception_ptr& error) {
     if (!error) return false;
+    // Operations behind the first one fail too, and say less of the cause.
     if (failure_) return true;
     try {
       std::rethrow_exception(error);
@@ -337,6 +348,7 @@ class Native final : public transport::Messenger {
   void answer_held(const FrameHeader& probe) {
     std::vector<std::uint32_t> awaited;
     for (std::uint32_t worker = 0; worker < workers_; ++worker) {
+      // The library does not say which ranks have come.
       if (worker != rank_) awaited.push_back(worker);
     }
     std::vector<Frame> frames;
@@ -350,6 +362,7 @@ class Native final : public transport::Messenger {
     ask(answers);
     std::vector<Frame> frames;
     for (auto& [worker, frame] : answers) {
+      // The aggregator answers all workers. Every rank makes the same answers, and delivers its own.
       if (worker == rank_) frames.push_back(std::move(frame));
     }
     deliver(std::move(frames));
@@ -357,6 +370,7 @@ class Native final : public transport::Messenger {
 
   void deliver(std::vector<Frame> frames) {
     const std::lock_guard lock(sink_mutex_);
+    // Under the mutex, so that detach() returns when no call into the sink is running.
     if (sink_ != nullptr && !frames.empty()) sink_->on_frames(kItself, std::move(frames));
   }
 

@@ -31,11 +31,13 @@ std::uint64_t bits_of(ElementType type, std::uint32_t number) {
 std::uint32_t hash_of(const FrameHeader& header) {
   std::uint64_t mix = 0;
   const auto add = [&](std::uint64_t value) {
+    // It finds mistakes, and need not resist anybody: ranks that sum trust each other.
     mix = (mix ^ value) * 0x9E3779B97F4A7C15U;
     mix ^= mix >> 29;
   };
   for (const std::uint64_t value : {header.key, header.offset, header.step, header.count}) add(value);
   add(header.program_step);
+  // Of the flags only the layout: whether a rank found a NaN may differ.
   add(std::uint64_t{header.dtype} << 48 | std::uint64_t{header.flags & transport::kFlagSegments} << 16 |
       std::uint64_t{header.codec} << 8 | header.reply);
   for (const std::uint32_t parameter : header.codec_parameters) add(parameter);
@@ -52,6 +54,7 @@ void SumTrailer::write(const FrameHeader& header, ElementType type, std::span<st
   };
   const std::uint32_t hash = hash_of(header);
   for (std::size_t i = 0; i < kHashElements; ++i) set(i, hash >> i & 1U);
+  // Not in the hash, because ranks may differ in it.
   set(kHashElements, (header.flags & transport::kFlagNonfinite) != 0 ? 1 : 0);
 }
 
@@ -65,6 +68,7 @@ SumTrailer SumTrailer::read(std::span<const std::byte> tail, ElementType type, c
   };
   const std::uint32_t hash = hash_of(header);
   SumTrailer read;
+  // Small whole numbers are exact in every type, so a sum of ones is compared by its bits.
   for (std::size_t i = 0; i < kHashElements; ++i)
     read.same = read.same && element(i) == bits_of(type, (hash >> i & 1U) * ranks);
   read.nonfinite = element(kHashElements) != 0;

@@ -31,6 +31,12 @@ using Ids = std::vector<std::uint64_t>;
 
 }  // namespace
 
+// A push is acknowledged when it is here, a pull is answered when its round is complete. So a worker may push
+// several rounds ahead of the others, and `rounds` holds those that lack a push. complete() carries them out
+// in order of steps, and `waiting` has the one pull that each worker may have open.
+//
+// A round that fails counts as over, and its table has failed for good: all pulls get the error of `failure`.
+
 RowAggregator::RowAggregator(std::uint32_t workers, Sealing sealing)
     : workers_(workers), sealing_(sealing), async_workers_(workers) {}
 RowAggregator::~RowAggregator() = default;
@@ -45,6 +51,7 @@ void RowAggregator::handle(std::uint32_t worker, Frame frame, std::vector<Answer
   try {
     if (worker >= workers_)
       throw Refused{Refusal::kRows, fmt::format("worker {} is not one of {}", worker, workers_)};
+    // Not refused: the worker sends the request again, and its number keeps it from being applied twice.
     if (!frame.payload.is_intact()) return answers.push_back({worker, answer_to(header, Kind::kRowMissing)});
     switch (header.kind) {
       case Kind::kRowInit:
@@ -103,6 +110,7 @@ void RowAggregator::on_init(std::uint32_t worker, const Frame& frame, std::vecto
       std::memcpy(table.values.at(opened.ids[i]).data(), row.data(), row.size());
     }
   }
+  // Also where nothing was stored: the first acknowledgement may have been lost.
   answers.push_back({worker, answer_to(frame.header, Kind::kRowAck)});
 }
 
@@ -131,6 +139,7 @@ void RowAggregator::on_push(std::uint32_t worker, const Frame& frame, std::vecto
     throw Refused{Refusal::kRows, fmt::format("push of table {}: codec {} has no reply kind {}", header.key,
                                               codec.name(), header.reply)};
   }
+  // Before the table is made, so that a bad push takes no memory.
   Contribution contribution = checked(frame, codec);
   Table& table = table_of(header, contribution.shape);
   if (updater_.is_set() && !table.has_values) {
@@ -140,13 +149,17 @@ void RowAggregator::on_push(std::uint32_t worker, const Frame& frame, std::vecto
   }
   if (async_workers_.has_policy()) return push_async(worker, table, header, std::move(contribution), answers);
   if (RoundGate::is_too_far_ahead(header.step, table.next_step)) {
+    // Held and not refused: pushes of rows are acknowledged at once, so a worker may get this far ahead
+    // without a mistake.
     return hold(worker, table, header, answers);  // and keeps nothing of it: the worker will ask again
   }
   if (header.step >= table.next_step)  // else repeated: its round is complete
     accept(worker, table, header, std::move(contribution));
+  // A repeated push is acknowledged too: the first acknowledgement may have been lost.
   answers.push_back({worker, answer_to(header, Kind::kRowAck)});
   complete(table);
   answer_waiting(table, answers);
+  // This push may have completed the round before one that needs a worker that has left.
   fail_lost(table, answers);
 }
 
@@ -182,6 +195,7 @@ void RowAggregator::carry_out(Table& table, const Round& round) {
   table.has_gone_on = true;
   table.kept.reset();
   table.whole.reset();
+  // Also if the round fails. Then pulls get the failure, and nothing of the round before.
   table.last.clear();
   try {
     round.program_steps.require_alike();
@@ -210,6 +224,7 @@ void for_each_row(const Contributions& contributions, std::size_t row_bytes, con
     if (next == kNone) return;
     if (at_left != left.end() && *at_left == next) ++at_left;
     payloads.clear();
+    // In rank order, so that a row's sum has the bits of a dense key's.
     for (std::size_t rank = 0; rank < at.size(); ++rank) {
       if (id_at(rank) != next) continue;
       payloads.push_back(row_at(contributions[rank]->rows.bytes(), at[rank]++, row_bytes));
@@ -259,6 +274,7 @@ void RowAggregator::sum_with_leftover(Table& table, const Round& round) {
     const auto bytes = std::as_bytes(sum);
     sums.bytes.insert(sums.bytes.end(), bytes.begin(), bytes.end());
     sums.begins.push_back(sums.bytes.size());
+    // Float32 decodes alike for any number of workers, so the number does not travel.
     sums.ways.push_back(1);
     if (!std::ranges::all_of(sum, [](float value) { return std::isfinite(value); }))
       sums.header.flags |= transport::kFlagNonfinite;
@@ -302,18 +318,22 @@ void RowAggregator::begin_with_sums(Table& table) {
   }
   table.has_values = true;
   table.kept.reset();
+  // It has the sums, and answers are weights from now on.
   table.whole.reset();
 }
 
 void RowAggregator::update(Table& table, const Round& round) {
+  // Moments of another optimizer mean something else.
   if (std::exchange(table.optimizer, updater_.name) != updater_.name) {
     table.states.clear();
     table.optimizer_steps = 0;
   }
+  // Weights take the place of sums. Of the round itself only the flags go on, into answers.
   table.sums = {};
   table.sums.header.flags = round.flags;
   for_each_sum(table, round, [&](std::uint64_t id, std::span<const float> gradient) {
     OptimizerState& state = table.states[id];
+    // Rounds count for the whole table, while moments of a row stand still when nobody pushes it.
     state.steps = table.optimizer_steps;
     updater_.updater->update(table.values.at(id), gradient, state);
     table.last.push_back(id);
@@ -326,6 +346,7 @@ void RowAggregator::update(Table& table, const Round& round) {
 void RowAggregator::on_pull(std::uint32_t worker, const Frame& frame, std::vector<Answer>& answers) {
   const FrameHeader& header = frame.header;
   Pull pull{header, std::nullopt};
+  // Not table_of(): a pull must not make a table, since its shape would be what the peer says.
   Table* table = find_table(header.key);
   if (table == nullptr) {
     if (header.step > 0) return await_first_push(worker, header, answers);
@@ -349,6 +370,7 @@ void RowAggregator::on_pull(std::uint32_t worker, const Frame& frame, std::vecto
                   fmt::format("pull of table {} is for step {}, more than {} ahead of step {}", header.key,
                               header.step, RoundGate::kMaxStepsAhead, table->next_step)};
   }
+  // A round that needs a worker that has left never ends. The pull is refused now, and not noted.
   require_missing_workers(*table);
   if (!table->waiting.insert_or_assign(worker, std::move(pull)).second)  // repeated: it would like to know
     hold(worker, *table, header, answers);
@@ -393,6 +415,7 @@ void RowAggregator::answer_waiting(Table& table, std::vector<Answer>& answers) {
       ++at;
       continue;
     }
+    // A pull of an earlier step was answered: its worker pushes again only after that (row_client.h).
     if (pull.header.step == table.next_step) answers.push_back({worker, answer(table, pull)});
     at = table.waiting.erase(at);
   }
@@ -400,6 +423,7 @@ void RowAggregator::answer_waiting(Table& table, std::vector<Answer>& answers) {
 
 Frame RowAggregator::answer(Table& table, const Pull& pull) {
   if (!table.failure.empty()) return refusal_of(pull.header, {Refusal::kRows, table.failure});
+  // Also a table that a checkpoint of sums has brought, before its next round.
   if (!table.has_values && !table.has_sums) {
     return refusal_of(
         pull.header,
@@ -409,6 +433,7 @@ Frame RowAggregator::answer(Table& table, const Pull& pull) {
   }
   const auto make = [&] { return table.has_values ? weights(table, pull) : sums(table, pull); };
   if (pull.asked) return make();
+  // All workers get the same bytes. What differs is what identifies the request, which is set below.
   if (!table.whole) table.whole = make();
   Frame frame{table.whole->header, table.whole->payload.share()};
   frame.header.offset = pull.header.offset;
@@ -419,6 +444,7 @@ Frame RowAggregator::answer(Table& table, const Pull& pull) {
 Frame RowAggregator::weights(const Table& table, const Pull& pull) {
   Ids ids;
   for (const std::uint64_t id : pull.asked ? *pull.asked : table.last) {
+    // Rows that were never written are zero, and are left out.
     if (!table.values.find(id).empty()) ids.push_back(id);
   }
   Buffer out = pool_.take(max_row_head_bytes(ids.size()) + ids.size() * table.shape.row_bytes());
@@ -442,6 +468,7 @@ Frame RowAggregator::sums(const Table& table, const Pull& pull) {
   Ids ids;
   for (std::size_t i = 0, asked = 0; i < table.last.size(); ++i) {
     if (pull.asked) {
+      // Both lists ascend, so one pass finds what they have in common.
       while (asked < pull.asked->size() && (*pull.asked)[asked] < table.last[i]) ++asked;
       if (asked == pull.asked->size()) break;
       if ((*pull.asked)[asked] != table.last[i]) continue;
@@ -488,6 +515,7 @@ void RowAggregator::heed(std::uint32_t worker, const Frame& command, std::vector
   if (text.starts_with(kOptimizer)) {
     const OptimizerSpec spec = parse_optimizer(text.substr(kOptimizer.size()));
     updater_ = {make_updater(spec), spec.name};
+    // Now, because the next push is refused if the table has no values to update.
     for (auto& [key, table] : tables_) begin_with_sums(*table);
   } else if (text.starts_with(kRounds)) {
     async_workers_.set_policy(parse_async_policy(std::string_view(text).substr(kRounds.size())));
@@ -509,6 +537,7 @@ void RowAggregator::forget_worker(std::uint32_t worker, std::vector<Answer>& ans
 /// Fails those who wait for a round that will never be complete.
 void RowAggregator::fail_lost(Table& table, std::vector<Answer>& answers) {
   if (table.waiting.empty() || gate_.gone().empty()) return;
+  // Of the next round only. The rounds behind it cannot complete before it does.
   const auto awaited = missing(table);
   const auto lost = std::ranges::find_if(awaited, [this](auto rank) { return gate_.gone().contains(rank); });
   if (lost == awaited.end()) return;

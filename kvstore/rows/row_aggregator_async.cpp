@@ -31,9 +31,11 @@ void RowAggregator::push_async(std::uint32_t worker, Table& table, const FrameHe
       clocks.next_step_of(worker)) {  // else repeated: it is in, and its acknowledgement was lost
     Round round;
     round.first = header;
+    // A round of one push: rows without others' are summed and applied by the same code.
     round.contributions.emplace_back(std::move(contribution));
     carry_out(table, round);
     clocks.count(worker, header.step);
+    // For checkpoints, which save the step of the worker that is furthest.
     table.next_step = std::max(table.next_step, header.step + 1);
   }
   Frame acknowledgement = answer_to(header, Kind::kRowAck);
@@ -63,6 +65,7 @@ void RowAggregator::answer_held(Table& table, std::vector<Answer>& answers) {
   std::erase_if(table.waiting, [&](const auto& entry) {
     const auto& [worker, pull] = entry;
     PushClocks& clocks = clocks_of(table);
+    // The pull overtook its worker's own push, or others are more than the bound behind.
     if (pull.header.step > clocks.next_step_of(worker) || !async_workers_.awaited_by(worker, clocks).empty())
       return false;
     clocks.show(worker);
@@ -77,6 +80,7 @@ void RowAggregator::on_meet(std::uint32_t worker, std::vector<Answer>& answers) 
 }
 
 void RowAggregator::forget_async(std::uint32_t worker, Table& table, std::vector<Answer>& answers) {
+  // Nobody reads the answer any more.
   table.waiting.erase(worker);
   answer_held(table, answers);
 }

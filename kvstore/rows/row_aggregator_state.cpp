@@ -55,6 +55,7 @@ void RowAggregator::on_read_state(std::uint32_t worker, const Frame& frame, std:
 /// Rows from `first` on, as many as a piece has; sets next to where to go on.
 RowState RowAggregator::state_from(Table& table, std::uint64_t first, std::uint64_t& next) const {
   const std::size_t moments = moments_kept(table);
+  // Sorted once, and used for all pieces of this state. What changes rows resets it.
   if (!table.kept) {
     auto& kept = table.kept.emplace(table.values.ids());
     std::ranges::move(table.residual.ids(), std::back_inserter(kept));
@@ -63,6 +64,7 @@ RowState RowAggregator::state_from(Table& table, std::uint64_t first, std::uint6
     kept.erase(std::ranges::unique(kept).begin(), kept.end());
   }
   RowState state{table.next_step,
+                 // An optimizer that was set since the last round begins anew with the next one.
                  table.optimizer == updater_.name ? table.optimizer_steps : 0,
                  table.has_values,
                  {},
@@ -108,6 +110,7 @@ void RowAggregator::on_write_state(std::uint32_t worker, const Frame& frame, std
   }
   if (is_first) {
     const std::uint64_t key = table.key;
+    // Which first values came is remembered over the load, so that a late copy of one does not undo it.
     auto inits = std::move(table.inits);
     table = Table(key, shape);
     table.inits = std::move(inits);

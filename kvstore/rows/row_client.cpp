@@ -31,6 +31,7 @@ void RowClient::submit(RowOperation operation) {
     if (failure_) return operation.done.fail(failure_);
     const std::uint64_t key = operation.requests.front().header.key;
     const auto [found, is_new] = tables_.try_emplace(key);
+    // A pull has to find the push before it applied, and servers do not order requests that a link may lose.
     if (!is_new) return found->second.waiting.push_back(std::move(operation));
     start(key, found->second, std::move(operation));
   });
@@ -43,6 +44,7 @@ void RowClient::start(std::uint64_t key, Table& table, RowOperation operation) {
   const auto& requests = table.active.operation.requests;
   table.active.resends.resize(requests.size());
   for (std::size_t i = 0; i < requests.size(); ++i) {
+    // Looked up at each repetition, because the operation lives in the table and not in this closure.
     const auto repeat = [this, key, i] { send(tables_.at(key).active.operation.requests[i]); };
     pending_.add(pending, i, {requests[i].server, patience_, repeat}, now);
     send(requests[i]);
@@ -66,10 +68,12 @@ void RowClient::handle(transport::Node from, Frame& frame) {
   if (found == active.pending->requests.end()) return;
   PendingRequests::heard(found->second);
   const std::size_t request = found->first;
+  // The answer was lost on its way here. A server answers a repeated request again.
   if (!frame.payload.is_intact()) return send_again(active, request);
   switch (header.kind) {
     case Kind::kRowReply:
     case Kind::kRowState:
+      // Any of the servers may have found it, and the ticket is for all of them.
       if ((header.flags & transport::kFlagNonfinite) != 0) active.operation.done.note_nonfinite();
       active.operation.answers->push_back({from.rank, std::move(frame)});
       return answered(table->first, request);
@@ -78,9 +82,11 @@ void RowClient::handle(transport::Node from, Frame& frame) {
         staleness_->add(staleness_of(header));
       return answered(table->first, request);
     case Kind::kRowHeld:
+      // Answers a repeated request. A warning can then name who is awaited.
       found->second.is_held = true;
       found->second.awaited = awaited_in(frame);
       return;
+    // The request arrived damaged at the server.
     case Kind::kRowMissing:
       return send_again(active, request);
     default:
@@ -112,11 +118,15 @@ void RowClient::refuse(std::uint64_t key, std::size_t request, const std::string
   const auto all =
       fmt::format("{} refused {}: {}", transport::to_string({server_role_, requests[request].server}),
                   active.operation.what, text);
+  // While a push of the operation is open, other workers wait for its round, whichever of the requests was
+  // refused.
   const bool others_wait = std::ranges::any_of(active.pending->requests, [&](const auto& entry) {
     const Kind kind = requests[entry.first].header.kind;
     return kind == Kind::kRowPush || kind == Kind::kRowInit;
   });
   if (others_wait) return fail_(std::make_exception_ptr(transport::TransportError(all)));
+  // Servers refuse a state during a round, or of another table: the caller's mistake, which ends nothing
+  // else.
   const bool is_of_state = requests[request].header.kind != Kind::kRowPull;
   const Ticket done = active.operation.done;
   end(key);
@@ -129,6 +139,7 @@ void RowClient::end(std::uint64_t key) {
   Table& table = tables_.at(key);
   pending_.end(table.active.pending);
   if (table.waiting.empty()) {
+    // The map has tables with an operation only, so that late answers find none.
     tables_.erase(key);
     return;
   }

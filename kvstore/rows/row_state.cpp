@@ -63,6 +63,7 @@ RowShape shape_of_state(std::span<const std::byte> bytes) {
 }
 
 RowState decode_row_state(std::span<const std::byte> bytes, const RowShape& shape) {
+  // First, because the width of a row sizes all that follows, and a row has at least one element.
   if (const RowShape given = shape_of_state(bytes); given != shape) {
     throw compress::DecodeError(fmt::format("row state: {} rows of {} elements given, expected {} of {}",
                                             given.rows, given.row_elements, shape.rows, shape.row_elements));
@@ -81,12 +82,15 @@ RowState decode_row_state(std::span<const std::byte> bytes, const RowShape& shap
   for (std::uint64_t& rows : counts) rows = from.get<std::uint64_t>();
   const std::uint64_t width = shape.row_elements;
   const std::array<std::uint64_t, 3> elements = {width, width, width * kinds};
+  // All counts are compared with the bytes that are there before any array is made of them.
   std::uint64_t left = from.left();
+  // A table that holds sums has no values, and moments without kinds, or kinds without moments, cannot be.
   bool is_sound = state.next_step <= kMaxSteps && state.optimizer_steps <= kMaxSteps && has_values <= 1 &&
                   kinds <= kMaxMoments && zero == 0 && (state.has_values || counts[0] == 0) &&
                   (kinds == 0) == (counts[2] == 0);
   for (std::size_t i = 0; i < counts.size(); ++i) {
     const std::uint64_t row_bytes = sizeof(std::uint64_t) + elements[i] * sizeof(float);
+    // A quotient, because the product of two numbers of a peer could overflow.
     is_sound = is_sound && counts[i] <= left / row_bytes;
     if (is_sound) left -= counts[i] * row_bytes;
   }

@@ -68,6 +68,11 @@ SparseRows::Table& SparseRows::table_at(TableId table) const {
   throw std::invalid_argument(fmt::format("table {} was not declared; {} are", table, tables_.size()));
 }
 
+// A call makes requests, one or more for each server of its table, under the table's mutex: the mutex orders
+// them, and the numbers that header() gives them. Then RowClient sends them from the loop, and the caller
+// waits on a ticket. Encoding and decoding are done in the caller's thread, so a table needs no jobs in the
+// pool.
+
 // ------------------------------------------------------------------------------------- collectives
 
 std::vector<TableId> SparseRows::declare(std::span<const KeySpec> tables) {
@@ -75,6 +80,7 @@ std::vector<TableId> SparseRows::declare(std::span<const KeySpec> tables) {
   agree_on_keys(messenger_, meet_("declare rows", text));
   const auto sorted = read_keys(text);
   std::vector<RowShape> shapes;
+  // Before anything is added: a table without rows throws on all ranks alike, and none of them has changed.
   for (const KeySpec& spec : sorted) shapes.push_back(row_shape(spec));
   const std::unique_lock lock(tables_mutex_);
   const TableId first = tables_.size();
@@ -106,6 +112,8 @@ std::vector<RowRequest> SparseRows::init_requests(Table& table, const Rows& rows
       if (table.homes.owner(rows.ids[i]) == owner) own.push_back(i);
     }
     std::size_t at = 0;
+    // Once at least, also where this server has no row: a table with first values holds values there, and not
+    // sums.
     do {
       const auto chosen = std::span(own).subspan(at, std::min(most, own.size() - at));
       requests.push_back(push_to(table, owner, rows, chosen, *plain_, 0));
@@ -144,8 +152,10 @@ void SparseRows::init(std::span<const FirstRows> tables, std::uint32_t root) {
         stored.push_back(submit(table, init_requests(table, given)).done);
       }
     }
+    // One piece after the other: what queues for longer than retry_timeout would be sent again (pieces.h).
     wait_all(stored);
   }
+  // Nobody pulls or pushes before the servers have the root's rows.
   meet_("init rows", "");
 }
 
@@ -199,6 +209,7 @@ RowRequest SparseRows::push_to(Table& table, std::size_t owner, const Rows& rows
   for (const std::size_t i : chosen) {
     const std::uint64_t id = rows.ids[i];
     const auto residual = codec.lossy() ? table.residual.at(id) : std::span<float>();
+    // Row by row, because encode() changes the residual, and a round has only some of the rows.
     if (keeps_rollback_ && codec.lossy()) table.before[id].assign(residual.begin(), residual.end());
     const auto out = payload.bytes().subspan(end, row_bytes);
     if (is_measured) table.share.given_squares += compress::squares_of(rows.row(i, width), residual);
@@ -208,6 +219,7 @@ RowRequest SparseRows::push_to(Table& table, std::size_t owner, const Rows& rows
     if (encoded.nonfinite) request.header.flags |= transport::kFlagNonfinite;
     end += row_bytes;
   }
+  // The head is shorter than its bound, because ids of neighbours take a byte each.
   payload.truncate(end);
   if (codec.lossy() || messenger_.seals_payloads()) payload.seal();
   request.payload = std::move(payload);
@@ -231,6 +243,7 @@ Rows SparseRows::take_leftover(Table& table, const Rows& given) {
     if (is_all_sent(residual)) continue;
     if (keeps_rollback_) table.before[id].assign(residual.begin(), residual.end());
     add_leftover<float>(sums.at(id), residual);
+    // An element whose value is not finite goes as it is, and what was left of it waits for a later push.
     if (!is_all_sent(residual)) std::ranges::copy(residual, table.residual.at(id).begin());
   }
   Rows rows{sums.ids(), {}};
@@ -245,6 +258,7 @@ Rows SparseRows::take_leftover(Table& table, const Rows& given) {
 std::vector<RowRequest> SparseRows::push_requests(Table& table, const Rows& given, std::int32_t priority) {
   const auto compression = compression_for(table);
   const Timer timer(codec_nanoseconds_);
+  // A rollback goes back by one round.
   table.before.clear();
   const bool has_leftover = !compression->codec->lossy() && table.residual.size() > 0;
   const Rows with_leftover = has_leftover ? take_leftover(table, given) : Rows();
@@ -260,6 +274,7 @@ std::vector<RowRequest> SparseRows::push_requests(Table& table, const Rows& give
     encoded_bytes_ += requests.back().payload.size_bytes();
   }
   raw_bytes_ += given.values.size() * sizeof(float);
+  // After push_to(), whose headers have the step of this round.
   ++table.step;
   settle_ahead(table);
   for (const RowRequest& request : requests) {
@@ -282,6 +297,8 @@ std::optional<Ticket> SparseRows::room(TableId id) {
   Table& table = table_at(id);
   const std::lock_guard lock(table.mutex);
   settle_ahead(table);
+  // A table that has nothing on its way is never held up. It could only wait for rounds of other tables, and
+  // workers that wait for each other in that way would not be found (standstill.h).
   if (table.ahead_bytes == 0 || ahead_bytes_ <= options_.push_ahead_bytes) return std::nullopt;
   if (!table.end)  // whom nobody has asked, a pull of no row does
     table.end = {submit_round(table, "push", pull_requests(table, {}, 0)).done, table.ahead_bytes};
@@ -291,6 +308,7 @@ std::optional<Ticket> SparseRows::room(TableId id) {
 PulledRows SparseRows::submit_round(Table& table, const char* call, std::vector<RowRequest> requests) {
   callers_->note_call();
   PulledRows pulled = submit(table, std::move(requests));
+  // Before the first push a pull waits for no other worker.
   if (table.step > 0)
     pulled.done.concern(callers_, {Callers::Wait::For::kTable, call, table.id, table.step - 1});
   return pulled;
@@ -314,11 +332,14 @@ Ticket SparseRows::push(TableId id, std::span<const std::int64_t> ids, std::span
                         std::int32_t priority) {
   require_optimizer_("push");
   Table& table = table_at(id);
+  // Without the table's mutex: it may take as long as the slowest worker.
   if (const auto free = room(id)) free->wait();
   const Rows rows = sum_duplicates(ids, values, table.shape);
   const std::lock_guard lock(table.mutex);
   callers_->note_call();
   table.last_push = submit(table, push_requests(table, rows, priority)).done;  // acknowledged at once
+  // At once an acknowledgement says that the push is applied. Otherwise only the end of its round gives its
+  // bytes back.
   if (options_.async) table.end = {*table.last_push, table.ahead_bytes};
   return *table.last_push;
 }
@@ -332,13 +353,17 @@ PulledRows SparseRows::push_pull(TableId id, std::span<const std::int64_t> ids, 
   auto requests = push_requests(table, rows, priority);
   for (RowRequest& request : requests) request.header.program_step = program_step;
   if (options_.async) {
+    // There is no round whose rows could be meant, so the pull names them.
     std::ranges::move(pull_requests(table, rows.ids, priority), std::back_inserter(requests));
   } else {
+    // Without a payload it asks for all rows of the round, whoever sent them.
     for (const std::uint32_t server : table.homes.servers)
       requests.push_back({server, table.header(Kind::kRowPull, priority), {}});
   }
   PulledRows pulled = submit_round(table, "push_pull", std::move(requests));
   table.last_push = pulled.done;
+  // The answer comes when all rounds up to this one are over, so it gives back the bytes of all pushes so
+  // far.
   table.end = {pulled.done, table.ahead_bytes};
   return pulled;
 }
@@ -359,6 +384,8 @@ std::vector<RowRequest> SparseRows::pull_requests(Table& table, std::span<const 
   std::vector<std::vector<std::uint64_t>> chosen(table.homes.servers.size());
   for (const std::uint64_t row : ids) chosen[table.homes.owner(row)].push_back(table.homes.local(row));
   std::vector<RowRequest> requests;
+  // Also servers with none of the rows: a list of no ids asks for no row. Only a request without a payload
+  // asks for all.
   for (std::size_t owner = 0; owner < chosen.size(); ++owner) {
     Buffer payload = Buffer::allocate(max_row_head_bytes(chosen[owner].size()));
     payload.truncate(write_row_head(table.homes.share(table.shape, owner), chosen[owner], payload.bytes()));
@@ -402,6 +429,7 @@ class ReplyReader {
     const std::size_t ways =
         ways_.empty() ? workers_
                       : compress::load<std::uint16_t>(ways_.data() + index * sizeof(std::uint16_t));
+    // It sizes what is read of the payload, and comes from a peer.
     if (ways == 0 || ways > workers_)
       throw DecodeError(fmt::format("rows: a row of {} of {} workers", ways, workers_));
     const std::size_t bytes = codec_->max_reply_size(out.size(), ways, kind_);
@@ -439,6 +467,7 @@ Rows SparseRows::rows_of(const PulledRows& pulled) {
     for (const std::uint64_t local : readers.back().ids())
       order.emplace_back(table.homes.global(local, owner), readers.size() - 1);
   }
+  // Each server has its rows in order, but a table's rows are dealt out to the servers in turns.
   std::ranges::sort(order);
   Rows rows;
   rows.values.resize(order.size() * table.shape.row_elements);

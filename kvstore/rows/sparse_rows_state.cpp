@@ -17,6 +17,7 @@ namespace {
 
 /// Those of the rows that live at one of a table's servers, by their ids there.
 Rows of_owner(const Rows& rows, const RowHomes& homes, std::size_t owner) {
+  // Values and moments have rows of different widths.
   const std::size_t width = rows.ids.empty() ? 0 : rows.values.size() / rows.ids.size();
   Rows own;
   for (std::size_t i = 0; i < rows.ids.size(); ++i) {
@@ -44,6 +45,7 @@ std::string SparseRows::round_of_table(TableId table, std::uint64_t step) {
 bool SparseRows::has_begun(const std::string& round) const {
   unsigned long long id = 0, step = 0;
   const std::shared_lock lock(tables_mutex_);
+  // The words come from other workers. What is no round of a table here counts as not begun.
   return std::sscanf(round.c_str(), "table %llu round %llu", &id, &step) == 2 && id < tables_.size() &&
          step < tables_[id]->step;
 }
@@ -52,6 +54,7 @@ bool SparseRows::has_begun() const {
   const std::shared_lock lock(tables_mutex_);
   return std::ranges::any_of(tables_, [](const auto& table) {
     const std::lock_guard own(table->mutex);
+    // Not the number of rounds, which a checkpoint may have brought.
     return table->last_push.has_value();
   });
 }
@@ -97,12 +100,15 @@ void SparseRows::read_server_state(TableId id, std::size_t owner,
       requests.back().header.step = next;
       pulled = submit(table, std::move(requests));
     }
+    // Without the mutex, so that other calls of the table do not wait for this server.
     pulled.done.wait();
     const transport::Frame& answer = pulled.answers->front().frame;
+    // Otherwise a server that does not advance would keep this loop for ever.
     if (answer.header.step <= std::exchange(next, answer.header.step))
       throw compress::DecodeError("row state: a piece does not say where the next one begins");
     RowState piece = decode_row_state(answer.payload.bytes(), share);
     for (Rows* const rows : {&piece.values, &piece.residuals, &piece.moments}) {
+      // A checkpoint knows rows by their ids in the table: another job may place them otherwise.
       for (std::uint64_t& row : rows->ids) row = table.homes.global(row, owner);
     }
     take(piece);
@@ -115,6 +121,7 @@ void SparseRows::write_server_state(TableId id, std::uint64_t load, const RowSta
   {
     const std::lock_guard lock(table.mutex);
     std::vector<RowRequest> requests;
+    // Also servers with no row of the piece: the first piece of a load replaces all that a table had.
     for (std::size_t owner = 0; owner < table.homes.servers.size(); ++owner) {
       RowState own = piece;
       own.values = of_owner(piece.values, table.homes, owner);

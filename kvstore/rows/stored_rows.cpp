@@ -19,6 +19,7 @@ std::span<float> StoredRows::row(std::size_t place) const {
 std::span<float> StoredRows::at(std::uint64_t id) {
   if (const auto found = places_.find(id); found != places_.end()) return row(found->second);
   const std::size_t place = places_.size();
+  // A new block, and not a larger one: spans of earlier rows stay valid.
   if (place == blocks_.size() * rows_in_block_)
     blocks_.push_back(std::make_unique<float[]>(rows_in_block_ * row_elements_));
   places_.emplace(id, place);

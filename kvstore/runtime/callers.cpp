@@ -9,10 +9,12 @@ class CallersOfThread {
  public:
   ~CallersOfThread() {
     for (const auto& each : all_) {
+      // A thread that ended would otherwise count as one at work for ever, and no standstill be found.
       if (const auto callers = each.lock()) callers->forget(std::this_thread::get_id());
     }
   }
   void add(const std::shared_ptr<Callers>& callers) {
+    // A long-lived thread may drive one Engine after another.
     std::erase_if(all_, [](const auto& each) { return each.expired(); });
     all_.push_back(callers);
   }
@@ -43,12 +45,14 @@ void Callers::change_endless(int by) {
   const std::lock_guard lock(mutex_);
   Thread& thread = here();
   thread.endless += by;
+  // A wait that a timeout has ended is taken back here.
   if (thread.endless == 0) thread.wait.reset();
 }
 
 void Callers::begin_wait(Wait wait) {
   const std::lock_guard lock(mutex_);
   Thread& thread = here();
+  // A wait with a timeout of its own proves no deadlock: its thread goes on by itself.
   if (thread.endless > 0) thread.wait = std::move(wait);
 }
 
@@ -58,9 +62,11 @@ void Callers::end_wait() {
 }
 
 std::optional<Callers::Standstill> Callers::standstill() const {
+  // The count is read before the waits. If a call is made in between, the report is void and not wrong.
   Standstill found{calls_, {}};
   const std::lock_guard lock(mutex_);
   for (const auto& [id, thread] : threads_) {
+    // One thread at work may begin what the others wait for.
     if (!thread.wait) return std::nullopt;
     found.waits.push_back(*thread.wait);
   }

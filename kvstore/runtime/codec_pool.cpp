@@ -12,6 +12,7 @@ CodecPool::CodecPool(unsigned threads) {
 }
 
 CodecPool::~CodecPool() {
+  // All are asked to stop before the first is joined, so that they end side by side.
   for (auto& thread : threads_) thread.request_stop();
 }
 
@@ -28,6 +29,7 @@ void CodecPool::work(const std::stop_token& stop) {
   for (;;) {
     std::unique_lock lock(mutex_);
     if (!submitted_.wait(lock, stop, [this] { return !jobs_.empty(); })) return;
+    // wait() is true, too, where a stop was requested and jobs are left. Those are dropped.
     if (stop.stop_requested()) return;
     Task job = std::move(jobs_.extract(jobs_.begin()).mapped());
     lock.unlock();

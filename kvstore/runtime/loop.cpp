@@ -42,20 +42,26 @@ void Loop::run(std::chrono::milliseconds tick, const std::function<void()>& afte
   for (bool stopping = false; !stopping;) {
     {
       std::unique_lock lock(mutex_);
+      // Each after_batch() says anew whether it is still waiting for a time.
       const auto wake = std::min(next_tick, std::exchange(wake_, std::nullopt).value_or(next_tick));
       posted_.wait_until(lock, wake, [this] { return stopped_ || !inbox_.empty() || !first_.empty(); });
+      // Under the lock that stop() takes: what was posted before stop() is in this batch, and still runs.
       batch.swap(inbox_);
       stopping = stopped_;
     }
     run_first();
     for (Task& task : batch) {
       task();
+      // Between any two tasks: credit that a socket has given back is then there for what the next task
+      // sends.
       run_first();
     }
     batch.clear();
+    // Also where nothing was posted: wake_at() and the tick want what is due to leave.
     after_batch();
     if (const auto now = Clock::now(); now >= next_tick) {
       on_tick();
+      // Ticks that a long batch has missed are not made up for.
       next_tick = now + tick;
     }
   }

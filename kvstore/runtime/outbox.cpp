@@ -37,6 +37,7 @@ Outbox::Outbox(transport::Messenger& messenger, std::shared_ptr<Loop> loop, tran
     : messenger_(messenger),
       loop_(std::move(loop)),
       role_(role),
+      // A server's outbox sends answers only, so it has no windows to look at.
       pushed_to_(role == transport::Role::kServer ? peers : 0),
       local_peer_(messenger.local_peer()),
       limits_{limits.credit_bytes, std::min(limits.fusion_bytes, kFullMessageBytes)},
@@ -82,8 +83,10 @@ Frame Outbox::metered(std::uint32_t rank, Frame frame, const Span& send) {
     return frame;
   }
   const std::span<const std::byte> view = std::as_const(frame.payload).bytes();
+  // The seal does not pass through borrow(), and computing it again would read every byte.
   const auto checksum = frame.payload.checksum();
   auto kept = std::make_shared<Buffer>(std::move(frame.payload));  // owner: the release closure
+  // The socket may keep this longer than the Outbox lives, so it holds the loop, and the queue only weakly.
   auto release = [kept = std::move(kept), loop = loop_, weak = std::weak_ptr(queue_), rank, bytes] {
     // Before what waits there: a link whose credit is back must not stand idle while others' work is done.
     loop->post_first([weak, rank, bytes] {
@@ -118,11 +121,14 @@ void Outbox::send_local() {
 void Outbox::send(std::uint32_t rank, std::vector<Frame> frames) {
   const auto mirror = mirrors_.find(rank);
   if (mirror == mirrors_.end()) return messenger_.send({role_, rank}, std::move(frames));
+  // A mirror has partitions of its own beside those that it serves for the other. This says which of them are
+  // meant.
   for (Frame& frame : frames) frame.header.on_behalf = transport::Node{role_, rank};
   messenger_.send({role_, mirror->second}, std::move(frames));
 }
 
 void Outbox::answered(std::uint32_t rank, std::size_t payload_bytes, Time now) {
+  // Pushes to a server in this process were never counted: they use no link that others share.
   if (local_peer_ != transport::Node{role_, rank})
     window_.answered(rank, transport::kHeaderBytes + payload_bytes, now);
 }
@@ -159,6 +165,7 @@ std::optional<Outbox::Time> Outbox::flush(Time now) {
     const Span traced = leave_queue(item->destination, node.mapped());
     if (node.mapped().frame.header.kind == Kind::kPush) {
       window_.sent(item->destination, item->bytes, now);
+      // Each push may close the window, so this is asked before the queue gives the next one.
       hold_or_let_go(item->destination, now);
     }
     frames.push_back(metered(item->destination, std::move(node.mapped().frame), traced));
@@ -166,6 +173,8 @@ std::optional<Outbox::Time> Outbox::flush(Time now) {
     if (bytes >= limits_.fusion_bytes) send_fused(item->destination);
   }
   for (auto& [rank, pending] : fused) send_fused(rank);
+  // Only a closed window opens by time alone. Credit and answers come as tasks, which are followed by a
+  // flush.
   std::optional<Time> again;
   for (std::uint32_t rank = 0; rank < pushed_to_ && !queue_->empty(); ++rank) {
     const auto until = window_.closed_until(rank, now);

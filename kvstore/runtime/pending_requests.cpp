@@ -9,6 +9,7 @@
 namespace gradwire::kvstore {
 namespace {
 
+// So the longest patience is 8 times `later`.
 constexpr int kMostDoublings = 3;
 
 /// Source: Paxson et al. 2011, "Computing TCP's retransmission timer" (RFC 6298), section 5, for the
@@ -31,6 +32,7 @@ void PendingRequests::add(Handle operation, std::uint64_t number, Request reques
 }
 
 void PendingRequests::repeat(Request& request, Clock::time_point now) {
+  // The back-off begins anew: the server has just said something, or another one has taken its place.
   heard(request);
   request.asked = now;
   request.repeat();
@@ -74,6 +76,7 @@ bool PendingRequests::is_slow(const Operation& operation, Clock::time_point now)
 std::vector<std::string> PendingRequests::warnings(Clock::time_point now) {
   std::map<std::string, Group> slow;
   for (const Operation& operation : operations_) {
+    // By name: a collective's blobs are many operations of one name, and one line about them is enough.
     if (is_slow(operation, now)) slow[operation.name()].push_back(&operation);
   }
   std::vector<std::string> texts;
@@ -82,6 +85,8 @@ std::vector<std::string> PendingRequests::warnings(Clock::time_point now) {
     if (!warned_.contains(name)) texts.push_back(describe(name, group, now));
     names.insert(name);
   }
+  // An operation that has ended or been answered is forgotten. If one of its name gets slow later, that is
+  // news.
   warned_ = std::move(names);
   return texts;
 }
@@ -93,6 +98,7 @@ std::optional<std::string> PendingRequests::overdue(Clock::time_point now) const
   const std::string name = found->name();
   Group group;
   for (const Operation& operation : operations_) {
+    // The error names everybody that an operation of this name waits for, not only those of the oldest.
     if (is_over(operation) && operation.name() == name) group.push_back(&operation);
   }
   return describe(name, group, now);
@@ -120,6 +126,7 @@ std::string PendingRequests::describe(const std::string& name, const Group& grou
                        are_deliveries ? " to receive what was sent" : "");
   }
   if (!servers.empty()) return fmt::format("{}{}", waited, fmt::join(servers, ", "));
+  // No request is open: what is left of the operation is encoding, decoding, or a device.
   return waited + "this worker's own codec threads";
 }
 

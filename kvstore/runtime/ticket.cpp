@@ -36,11 +36,13 @@ struct Ticket::State {
     std::function<void(std::exception_ptr)> then;
     {
       const std::lock_guard lock(mutex);
+      // An answer and a failure of everything may both come. The first one counts.
       if (done) return;
       done = true;
       error = with;
       then = std::exchange(next, nullptr);
     }
+    // Without the lock: `then` may ask this very ticket, as HostRelay does, or post to a loop.
     changed.notify_all();
     if (then) then(with);
   }
@@ -61,10 +63,14 @@ bool Ticket::failed() const {
 bool Ticket::wait_for(std::chrono::milliseconds timeout) const {
   std::unique_lock lock(state_->mutex);
   state_->begin_wait();
+  // A ticket that is done makes nobody wait.
   const auto callers = state_->done ? nullptr : state_->callers;
   if (callers) callers->begin_wait(state_->awaited);
+  // After a timeout the wait stays noted. Within an Endless this thread only looks again and still waits; the
+  // end of the Endless takes the note back.
   if (!state_->changed.wait_for(lock, timeout, [this] { return state_->done; })) return false;
   if (callers) callers->end_wait();
+  // Only now: a wait that timed out goes on with the next look, and its span began with the first.
   state_->end_wait();
   if (state_->error) std::rethrow_exception(state_->error);
   return true;
@@ -130,6 +136,7 @@ void wait_all(std::span<const Ticket> tickets) {
     try {
       ticket.wait();
     } catch (...) {
+      // All are awaited also after an error: the others still use the caller's memory.
       if (!error) error = std::current_exception();
     }
   }

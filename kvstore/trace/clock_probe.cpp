@@ -64,8 +64,10 @@ std::optional<ClockReading> ClockProbe::read_server(std::uint32_t server, const 
   for (int question = 0; question < kQuestions; ++question) {
     const auto sent = TraceClock::now();
     const auto answer = ask(server, deadline);
+    // The server has left, or the time is over. What was measured so far counts.
     if (!answer) break;
     const nanoseconds round_trip = answer->here - sent;
+    // The error of a reading is at most half its round trip.
     if (best && best->round_trip <= round_trip) continue;
     const auto middle = trace.told(sent + round_trip / 2);
     if (!can_subtract(answer->there, middle)) continue;  // no clock shows that
@@ -79,6 +81,7 @@ std::optional<ClockProbe::Answer> ClockProbe::ask(std::uint32_t server, TraceClo
   question.header.kind = Kind::kClock;
   {
     const std::lock_guard lock(mutex_);
+    // Numbered, so that a late answer to an earlier question is not taken for this one's.
     question.header.key = ++asked_;
     answer_.reset();
   }
@@ -93,6 +96,7 @@ std::optional<ClockProbe::Answer> ClockProbe::ask(std::uint32_t server, TraceClo
 }
 
 void ClockProbe::take(const FrameHeader& header) {
+  // Before the lock, so that waiting for it does not count as distance.
   const auto here = TraceClock::now();
   {
     const std::lock_guard lock(mutex_);

@@ -34,15 +34,19 @@ class Trace::Buffer {
     time.store(time.load(std::memory_order_relaxed) + std::chrono::nanoseconds(span.end - span.begin).count(),
                std::memory_order_relaxed);
     const std::uint64_t end = written_.load(std::memory_order_relaxed);
+    // Acquire: the reader has copied a slot before it is written again.
     if (end - taken_.load(std::memory_order_acquire) == spans_) {
+      // The newest is dropped, so that the first steps are complete (kvstore/README.md, "Time and traces").
       dropped_.fetch_add(1, std::memory_order_relaxed);
       return;
     }
     std::construct_at(&ring_[end % spans_].span, span);
+    // Release: a reader that sees this end sees the span.
     written_.store(end + 1, std::memory_order_release);
   }
 
   void take(std::vector<Span>& into) {
+    // Acquire: the spans before this end are written. What comes meanwhile is for the next call.
     const std::uint64_t end = written_.load(std::memory_order_acquire);
     for (std::uint64_t at = taken_.load(std::memory_order_relaxed); at < end; ++at)
       into.push_back(ring_[at % spans_].span);
@@ -76,6 +80,7 @@ Trace::~Trace() = default;
 Trace::Buffer* Trace::own_buffer() {
   thread_local std::uint64_t known_id = 0;
   thread_local Buffer* known = nullptr;
+  // By number and not by address: a pointer of a trace that has ended is never used for another in its place.
   if (known_id == id_) return known;
   thread_local const std::uint64_t self = ++threads_met;
   const std::lock_guard lock(mutex_);
@@ -86,6 +91,7 @@ Trace::Buffer* Trace::own_buffer() {
   } else if (buffers_.size() < options_.most_threads) {
     known = buffers_.emplace_back(std::make_unique<Buffer>(self, options_.spans_per_thread)).get();
   } else {
+    // Remembered, too: further spans of this thread are counted without the lock.
     known = nullptr;
   }
   known_id = id_;
@@ -96,6 +102,7 @@ void Trace::start() {
   if (is_on()) return;
   const std::lock_guard lock(mutex_);
   std::vector<Span> forgotten;
+  // Emptied and not replaced: their threads hold pointers to them.
   for (const auto& buffer : buffers_) buffer->take(forgotten);
   readings_.clear();
   dropped_before_ = dropped_ever();
@@ -138,6 +145,7 @@ std::vector<Span> Trace::take_spans() {
     // Some end long after they began: replies of before a pause may only be on their way now.
     std::erase_if(spans, [this](const Span& span) { return span.begin < started_; });
   }
+  // Threads' buffers are emptied one after the other. A timeline is read in order of time.
   std::ranges::stable_sort(spans, {}, &Span::begin);
   return spans;
 }

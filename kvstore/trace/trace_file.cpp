@@ -67,8 +67,10 @@ std::string text_of(Trace& trace, const TraceOrigin& origin) {
 std::string write_trace(const std::string& folder, Trace& trace, const TraceOrigin& origin) {
   const char* const role = origin.node.role == transport::Role::kServer ? "server" : "worker";
   const std::string path = fmt::format("{}/{}-{}.jsonl", folder, role, origin.node.rank);
+  // Under another name until it is whole, so that no reader finds half a file.
   const std::string unfinished = path + ".unfinished";
   std::error_code error;
+  // What goes wrong here is seen when the file cannot be written.
   std::filesystem::create_directories(folder, error);
   std::ofstream file(unfinished, std::ios::binary | std::ios::trunc);
   file << text_of(trace, origin);
@@ -87,6 +89,7 @@ void leave_trace(const std::string& folder, Trace& trace, const TraceOrigin& ori
   try {
     write_trace(folder, trace, origin);
   } catch (const std::exception& error) {
+    // The process ends in any case, and its result does not depend on a timeline.
     log(error.what());
   }
 }
