@@ -14,8 +14,8 @@ DEMO_PACKAGES := packages.txt
 ALL_PACKAGES := packages.txt packages-test.txt packages-lint.txt
 ALL_REQUIREMENTS := requirements.txt requirements-build.txt requirements-test.txt requirements-docs.txt
 
-# What the demo compares: two workers and two servers on 100 Mbit links; no compression, 2-bit gradients, 2 bits both ways.
-DEMO = -n 2 -s 2 --arm none --arm 2bit --arm 2bit:reply=2bit --seeds 2 --bandwidth 100mbit --report report/demo -- \
+# What the demo compares: two workers and two servers on 100 Mbit links; no compression, 4 bits both ways, 2-bit gradients.
+DEMO = -n 2 -s 2 --arm none --arm int4:reply=int4 --arm 2bit --seeds 2 --bandwidth 100mbit --report report/demo -- \
   $(PYTHON) experiments/fashion_mnist/train.py --network lenet --kv-store dist_sync --num-epochs 2 --limit 8000
 
 CPP_FOLDERS := compress fusion transport kvstore
@@ -153,10 +153,11 @@ if [ -n "$$missing" ]; then \
   if ! command -v apt-get >/dev/null || { [ -n "$$root" ] && ! command -v sudo >/dev/null; }; then \
     echo "packages: missing:$$missing"; echo "packages: neither root nor sudo with apt-get; install them by hand"; exit 1; \
   fi; \
-  echo "packages: installing$$missing"; \
+  echo "packages: installing$$missing"; mkdir -p build; \
   { $$root apt-get update -qq && \
-    $$root env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $$missing >/dev/null; } || \
-    { echo "packages: apt-get could not install:$$missing; install them by hand, then call make again"; exit 1; }; \
+    $$root env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $$missing >build/packages.log; } || \
+    { tail -n 20 build/packages.log; \
+      echo "packages: apt-get could not install:$$missing; install them by hand, then call make again"; exit 1; }; \
 fi
 endef
 

@@ -80,6 +80,7 @@ def claims(arm: Mapping[str, Any]) -> str:
     said = {  # by `gradwire ab`
         "worse": "its loss is higher",
         "better": "its loss is lower",
+        "too little to matter": "its loss differs by too little to matter",
         "no difference seen": "its loss is no higher, within the interval of the seeds",
     }
     loss = said.get(arm["judgement"], f"of its loss: {arm['judgement']}")

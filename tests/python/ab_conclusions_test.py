@@ -207,7 +207,7 @@ def test_verdicts() -> None:
     same = verdict([0.900, 0.910, 0.905], [0.901, 0.910, 0.904])
     assert same == (
         "2bit was at 90 % after 5.0 s, no compression after 20 s: 4.0 times sooner; final accuracies 90.5 and "
-        "90.5 %. Use 2bit for this job on a link of 100 Mbit/s: it is sooner, and no loss of accuracy was seen. "
+        "90.5 %. Use 2bit for this job on a link of 100 Mbit/s: it is sooner, and no loss of accuracy that matters was seen. "
         "2bit reached 90 % 4.0 times sooner than no compression [3.99, 4.01]. Its final accuracy differs by "
         "+0.00 [-0.25, +0.25] points: no difference seen. It sends 10 times fewer bytes. "
         "(3 seeds; brackets: 95 % intervals of the paired differences; link: 100 Mbit/s.)"
@@ -217,6 +217,18 @@ def test_verdicts() -> None:
     # -5.67 +- 1.43: it is worse, though by how much is not known.
     assert "points: worse." in verdict([0.90, 0.91, 0.92], [0.84, 0.85, 0.87])
     assert ": worse." in verdict([1.0, 1.0, 1.0], [1.1, 1.1, 1.1], "loss")
+
+
+def test_a_difference_that_is_certain_can_be_too_little_to_matter() -> None:
+    """Of a codec that loses a tenth of a point enough seeds always show that it loses."""
+    said = verdict([0.7660, 0.7591, 0.7726], [0.7651, 0.7583, 0.7715])
+    assert "points: too little to matter." in said
+    assert "Use 2bit for this job" in said
+    assert "points: too little to matter." in verdict([0.7651, 0.7583, 0.7715], [0.7660, 0.7591, 0.7726])
+    assert ": too little to matter." in verdict([2.400, 2.410, 2.405], [2.401, 2.411, 2.406], "loss")
+    assert "points: worse." in verdict([0.7660, 0.7591, 0.7726], [0.7635, 0.7566, 0.7701])  # all by 0.25
+    runs = [*finals("none", 0.766, 0.759), *finals("2bit", 0.765, 0.758, took=5)]
+    assert outcome(*runs).target == 0.75  # such an arm is among those that set the target
 
 
 def test_inconclusive_says_how_many_seeds_would_decide() -> None:
@@ -237,7 +249,7 @@ def test_unshaped_links_are_not_advised_on() -> None:
     runs = [*finals("none", 0.8, 0.81), *finals("2bit", 0.8, 0.81, took=5)]
     said = summarise(runs, ["none", "2bit"], None, "unshaped").conclusions
     assert said[0] == (
-        "By their final accuracy, these can be used (no loss of accuracy was seen): 2bit. "
+        "By their final accuracy, these can be used (no loss of accuracy that matters was seen): 2bit. "
         "No link was shaped, so times say nothing about a slow network: use --bandwidth to try one."
     )
 

@@ -167,7 +167,7 @@ def _advice(outcome: Outcome) -> str:
     judged = outcome.judge(best)
     if judged == "better":
         return f"Use {best.name} for this job {where}: it is sooner, and ends better."
-    if judged == "no difference seen":
+    if outcome.ends_as_well(best):
         return f"Use {best.name} for this job {where}: it is sooner, and {_none_lost(outcome)}."
     return (
         f"{best.name} is sooner {where}. Whether it ends at the same {outcome.metric} is still open "
@@ -177,7 +177,7 @@ def _advice(outcome: Outcome) -> str:
 
 def _advice_unshaped(outcome: Outcome) -> str:
     """Advises by the final metric alone: without a shaped link, times say nothing of a network."""
-    fit = [arm.name for arm in outcome.arms[1:] if outcome.judge(arm) in ("better", "no difference seen")]
+    fit = [arm.name for arm in outcome.arms[1:] if outcome.ends_as_well(arm)]
     link = "No link was shaped, so times say nothing about a slow network: use --bandwidth to try one."
     if not outcome.ended_runs or not any(arm.runs for arm in outcome.arms[1:]):
         return link
@@ -187,7 +187,8 @@ def _advice_unshaped(outcome: Outcome) -> str:
 
 
 def _none_lost(outcome: Outcome) -> str:
-    return "no loss of accuracy was seen" if outcome.metric == "accuracy" else "no higher loss was seen"
+    worse = "loss of accuracy" if outcome.metric == "accuracy" else "higher loss"
+    return f"no {worse} that matters was seen"
 
 
 def _keep(base: ArmSummary) -> str:

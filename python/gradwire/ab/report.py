@@ -15,7 +15,7 @@ from typing import NamedTuple, TypeVar
 from gradwire.ab.conclusions import basis, write_seconds, write_target
 from gradwire.ab.experiment import Run, RunFailed
 from gradwire.ab.names import link_name
-from gradwire.ab.summary import ArmSummary, Outcome, write_interval
+from gradwire.ab.summary import NEGLIGIBLE, ArmSummary, Outcome, negligible, write_interval
 from gradwire.report.chart import COLOURS, Crossing, Series, line_chart, marker
 from gradwire.report.page import document, facts_list, prose, record_section, table, write_document
 from gradwire.settings.units import format_bytes, format_duration
@@ -102,6 +102,10 @@ def _methods(outcome: Outcome) -> list[str]:
         texts.append(
             "How many seeds would decide is an estimate: it takes the mean and the spread of the paired differences as "
             "they are after these seeds."
+        )
+    if any(outcome.judge(arm) == NEGLIGIBLE for arm in outcome.arms[1:]):
+        texts.append(
+            f"A difference whose interval ends within {negligible(outcome.metric)} counts as too little to matter."
         )
     measured = sorted({name for arm in outcome.arms for run in arm.runs for name in run.result.measured})
     if measured:

@@ -24,6 +24,11 @@ __all__ = ["ArmSummary", "Outcome", "first_crossing", "seconds_to", "summarise",
 
 _WIDE_POINTS = 1.0
 _WIDE_LOSS = 0.05  # of the first arm's mean loss
+# Up to here a difference is too little to matter, though enough seeds would show it of almost any codec.
+_NEGLIGIBLE_POINTS = 0.2
+_NEGLIGIBLE_LOSS = 0.002  # of the first arm's mean loss
+NEGLIGIBLE = "too little to matter"
+NOTHING_SEEN = "no difference seen"
 GIVEN = "given by --target"
 
 
@@ -159,21 +164,31 @@ class Outcome:
         points = Interval(100 * difference.mean, scaled[0], scaled[1], difference.count)
         return write_interval(points, "{:+.2f}") + " points"
 
+    def ends_as_well(self, arm: ArmSummary) -> bool:
+        """Returns whether an arm's final metric is shown to be no worse than the first arm's, but for trifles."""
+        return self.judge(arm) in ("better", NEGLIGIBLE, NOTHING_SEEN)
+
     @property
     def _wide(self) -> float:
         """The width from which an interval that contains 0 says nothing."""
+        return self._bound(_WIDE_POINTS, _WIDE_LOSS)
+
+    def _bound(self, points: float, loss: float) -> float:
+        """A bound in the metric's unit: points of accuracy, or a share of the first arm's mean loss."""
         scale = self.arms[0].final or 0.0  # None: the first arm diverged under another seed
-        return _WIDE_POINTS / 100 if self.metric == "accuracy" else _WIDE_LOSS * abs(scale)
+        return points / 100 if self.metric == "accuracy" else loss * abs(scale)
 
     def judgement(self, difference: Interval) -> str:
         """Says what an arm's difference to the first arm shows. Where it shows nothing, says how many seeds would."""
         if difference.low is None or difference.high is None:
             return "inconclusive, one seed has no spread: run 3 seeds or more"
         if not difference.low <= 0 <= difference.high:
+            if max(-difference.low, difference.high) <= self._bound(_NEGLIGIBLE_POINTS, _NEGLIGIBLE_LOSS):
+                return NEGLIGIBLE
             better = (difference.mean > 0) == (self.metric == "accuracy")
             return "better" if better else "worse"
         if difference.width <= self._wide:
-            return "no difference seen"
+            return NOTHING_SEEN
         needed = seeds_to_decide(difference, self._wide)
         seeds = f"more than {MOST_SEEDS}" if needed is None else f"about {needed}"
         return f"inconclusive, the interval is wide: {seeds} seeds would decide"
@@ -224,6 +239,15 @@ class Outcome:
             "per_seed": [run.record() for run in arm.runs],
             "failures": [failure.record() for failure in arm.failures],
         }
+
+
+def negligible(metric: Metric) -> str:
+    """Returns the difference up to which it is too little to matter, in words."""
+    return (
+        f"{_NEGLIGIBLE_POINTS} points of the first arm's"
+        if metric == "accuracy"
+        else f"{100 * _NEGLIGIBLE_LOSS} % of the first arm's"
+    )
 
 
 def write_interval(interval: Interval, form: str) -> str:
