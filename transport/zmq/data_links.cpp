@@ -109,8 +109,7 @@ void DataLinks::settle_goodbye(Node node, Peer& peer) {
 
 void DataLinks::announce_departure(Node server, Node mirror) {
   if (const auto found = peers_.find(server); found != peers_.end()) {
-    // Closed before the departure is posted: the Sink must get nothing from a server after it was told of its
-    // death.
+    // Closed before the departure is posted: after that event the Sink must get nothing from the dead server.
     for (const Stream& stream : found->second.streams) drop(stream);
     peers_.erase(found);
   }

@@ -212,8 +212,8 @@ FrameHeader SchedulerLink::header_of(Kind kind) const {
 }
 
 void SchedulerLink::send(Kind kind, std::uint64_t key, std::uint64_t step, const std::string& payload) {
-  // Who fails as soon as it is made is heard, too: the first frame must be a hello. Marked before the call
-  // below, which comes back here.
+  // A node that fails as soon as it is made must reach the scheduler, too: the first frame must be a hello.
+  // Marked before the call below, which comes back here.
   if (!std::exchange(has_said_hello_, true) && kind != Kind::kHello)
     send(Kind::kHello, 0, 0, to_text(hello_));
   FrameHeader header = header_of(kind);
