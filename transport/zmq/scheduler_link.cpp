@@ -37,12 +37,8 @@ SchedulerLink::SchedulerLink(const ZmqContext& context, const ZmqOptions& option
       next_hello_(next_beat_),
       deadline_(next_beat_ + options.rendezvous_timeout),
       self_{hello_.role, hello_.rank.value_or(kNoRank)} {
-  // A name of its own, so that the connection keeps its place at the scheduler when libzmq makes it anew
-  // after a break. Another generation's link has another name, and is another peer.
   socket_.set(ZMQ_ROUTING_ID, random_routing_id());
   if (options.key && !is_ipc(options.scheduler)) show_membership(socket_, *options.key);
-  // Resolved here and not by libzmq, because a loopback address of a server stands for this number
-  // (as_reached).
   const std::string endpoint = resolve_endpoint(options.scheduler);
   if (!is_ipc(endpoint)) address_ = parse_tcp(endpoint).host;
   socket_.connect(endpoint);
@@ -51,9 +47,7 @@ SchedulerLink::SchedulerLink(const ZmqContext& context, const ZmqOptions& option
 void SchedulerLink::take_messages() {
   Packet packet;
   while (socket_.receive(packet)) {
-    // Any message, also one that is no frame: it shows that the scheduler's process runs.
     liveness_.heard(kScheduler, std::chrono::steady_clock::now());
-    // Back after a break: a goodbye that was sent meanwhile can be answered again.
     lost_ = false;
     try {
       for (const Frame& frame : unpack(std::move(packet), 0)) {
@@ -61,8 +55,6 @@ void SchedulerLink::take_messages() {
         handle(frame);
       }
     } catch (const FrameError& error) {
-      // Dropped alone. The scheduler repeats notices and answers, and other frames come again with the next
-      // question.
       refusals_.note(kScheduler, error.what());
     }
   }
@@ -72,10 +64,8 @@ void SchedulerLink::take_messages() {
 void SchedulerLink::on_connection(const ConnectionEvent& event, Time now) {
   if (event.kind == ConnectionEvent::Kind::kDisconnected) {
     liveness_.disconnected(kScheduler, now);
-    // Before its first frame nothing was there that could be lost: libzmq goes on trying to connect.
     lost_ = heard_;
   } else if (event.kind == ConnectionEvent::Kind::kOpened) {
-    // A handshake has succeeded, so those that failed before it were chance.
     shut_out_since_.reset();
   } else if (!heard_) {  // later ones are liveness's to judge
     const std::string why = shut_out(event, now);
@@ -86,8 +76,6 @@ void SchedulerLink::on_connection(const ConnectionEvent& event, Time now) {
 }
 
 std::string SchedulerLink::shut_out(const ConnectionEvent& event, Time now) {
-  // The scheduler may not say anything to a node that has not proved its key, so the advice is guessed from
-  // here.
   const std::string advice =
       options_.key ? "; this node has a job key: give the same one to every node of the job, or to none"
                    : "; this node has no job key: give every node of the job the same one, or none";
@@ -101,8 +89,6 @@ std::string SchedulerLink::shut_out(const ConnectionEvent& event, Time now) {
     default:
       break;
   }
-  // The other side ended the handshake: a wrong key looks like that, but so does a tunnel whose far end is
-  // not up.
   if (!shut_out_since_) shut_out_since_ = now;
   if (now - *shut_out_since_ < kShutOut) return {};
   return "has ended every handshake for " + in_seconds(kShutOut) + advice;
@@ -115,12 +101,10 @@ void SchedulerLink::handle(const Frame& frame) {
   }
   switch (frame.header.kind) {
     case Kind::kHeartbeat:
-      // Said once: each heartbeat of the scheduler repeats it, and a newcomer may be held for long.
       if (frame.header.step != 0 && !std::exchange(held_, true) && options_.log)
         options_.log("the job runs; it takes this worker in when its members meet again");
       return events_.on_newcomers(static_cast<std::uint32_t>(frame.header.key));
     case Kind::kRoster: {
-      // The scheduler answers every repeated hello with a roster. A second one would make the links anew.
       if (epoch_ != 0) return;
       const Roster roster = parse_roster(payload_text(frame));
       self_.rank = roster.rank;
@@ -131,7 +115,6 @@ void SchedulerLink::handle(const Frame& frame) {
       return events_.on_exchange_result(frame);
     case Kind::kGoodbye:
       if (frame.header.key == static_cast<std::uint64_t>(GoodbyeStage::kAcknowledged)) {
-        // Of our own goodbye: no notice, so it has no number to count.
         acknowledged_ = true;
         return;
       }
@@ -148,7 +131,6 @@ void SchedulerLink::handle(const Frame& frame) {
     case Kind::kFailure:
       return events_.on_failure(payload_text(frame), static_cast<FailureCause>(frame.header.key));
     case Kind::kReject:
-      // Before the roster only the hello can have been refused, and repeating it would not change that.
       if (epoch_ == 0) return events_.on_failure(payload_text(frame), FailureCause::kFault);
       return refusals_.note(to_string(self_), "the scheduler refused it: " + payload_text(frame));
     default:
@@ -159,7 +141,6 @@ void SchedulerLink::handle(const Frame& frame) {
 
 // The scheduler repeats news, in their order, until a heartbeat says that they were heard.
 bool SchedulerLink::is_news(const Frame& frame) {
-  // A lower number is a repetition. A higher one has overtaken a lost one, and both are sent again in order.
   if (frame.header.step != news_heard_ + 1) return false;
   ++news_heard_;
   return true;
@@ -169,9 +150,7 @@ void SchedulerLink::tick(Time now) {
   if (now < next_beat_) return;
   next_beat_ = now + liveness_.beat();
   if (epoch_ == 0) check_rendezvous(now);
-  // Before that, heartbeats would only pile up in libzmq while no scheduler is there.
   if (heard_) send(Kind::kHeartbeat, news_heard_, 0, "");
-  // After the last worker's goodbye the scheduler may end at any time: its silence is no failure then.
   if (released_) return;
   if (const auto lost = liveness_.check(now)) {
     events_.on_failure(options_.scheduler_name + " at " + options_.scheduler + " " + lost->why,
@@ -180,7 +159,6 @@ void SchedulerLink::tick(Time now) {
 }
 
 void SchedulerLink::check_rendezvous(Time now) {
-  // Repeated, because the scheduler forgets a node whose connection broke before the roster.
   if (now >= next_hello_) {
     next_hello_ = now + kHelloToSchedulerEvery;
     send(Kind::kHello, 0, 0, to_text(hello_));
@@ -212,8 +190,7 @@ FrameHeader SchedulerLink::header_of(Kind kind) const {
 }
 
 void SchedulerLink::send(Kind kind, std::uint64_t key, std::uint64_t step, const std::string& payload) {
-  // A node that fails as soon as it is made must reach the scheduler, too: the first frame must be a hello.
-  // Marked before the call below, which comes back here.
+  // Who fails as soon as it is made is heard, too: the first frame must be a hello.
   if (!std::exchange(has_said_hello_, true) && kind != Kind::kHello)
     send(Kind::kHello, 0, 0, to_text(hello_));
   FrameHeader header = header_of(kind);
