@@ -62,8 +62,8 @@ class InprocHub {
       // A second call, such as the destructor's, or of a server that was lost: the others know already.
       if (!left_.insert(node).second) return;
       if (node.role == Role::kWorker) {
-        // Under the lock that leavers and waiters share: who waits for this worker is woken below and finds
-        // it gone.
+        // Under the lock that leavers and waiters share: a worker that waits for this one is woken below, and
+        // finds it gone.
         exchanges_.leave(node.rank, error);
         waits_.forget(node.rank);
       }

@@ -76,7 +76,7 @@ struct InprocCollectives::Hub {
       if (failure.empty()) {
         Call& call = calls[number];
         call.parts.emplace(rank, std::move(part));
-        // The last rank to come does the sum, on its thread. Whoever came before does not wait.
+        // The last rank to come does the sum, on its thread. A rank that came before does not wait.
         if (call.parts.size() < ranks) return;
         whole = std::move(call.parts);
         // Before the lock is given up: fail() must not find parts that finish() is about to end.

@@ -14,7 +14,7 @@ constexpr std::size_t kLongestText = 1 << 20;  // bytes; a roster of thousands o
 class Fields {
  public:
   explicit Fields(std::string_view text) {
-    // Checked before the map below grows: anybody who can connect to the scheduler may send a hello.
+    // Checked before the map below grows: any process that can connect to the scheduler may send a hello.
     if (text.size() > kLongestText)
       throw FrameError("text: it has " + std::to_string(text.size()) + " bytes");
     while (!text.empty()) {
@@ -190,7 +190,7 @@ std::string error_text(std::string_view error) {
   std::string kept(error);
   if (error.size() > kLongest) {  // not within a character of UTF-8
     std::size_t end = kLongest;
-    // Python decodes the text strictly: half a character would make an exception of another kind of it.
+    // Python decodes the text strictly, and would raise another exception at half a character.
     while (end > 0 && (static_cast<unsigned char>(error[end]) & 0xC0U) == 0x80U) --end;
     kept = std::string(error.substr(0, end)) + " ...";
   }

@@ -39,9 +39,9 @@ void Liveness::disconnected(const std::string& name, Time now) {
 std::optional<Liveness::Lost> Liveness::check(Time now) {
   const auto asleep = checked_ ? now - *checked_ : Time::duration::zero();
   checked_ = now;
-  // Callers check at every beat, a tenth of the timeout. A gap of half of it means that this process stood
-  // still: a suspended machine, a debugger. Heartbeats of that time are still in the socket, or could not be
-  // sent.
+  // Callers check at every beat, at most a tenth of the timeout apart. A gap of half of it means that this
+  // process stood still: a suspended machine, a debugger. Heartbeats of that time are still in the socket, or
+  // could not be sent.
   if (asleep > timeout_ / 2) {
     for (auto& [name, watched] : watched_) {
       watched.heard += asleep;

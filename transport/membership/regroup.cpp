@@ -39,7 +39,7 @@ std::optional<std::string> Regroup::objection(const Hello& hello) const {
            " where the job has version=" + std::to_string(kVersion) +
            "; install the same gradwire everywhere";
   }
-  // Here the job goes on, whatever the node expects: it would leave its generation at the first death.
+  // Such a node would end at the first death, where the others go on.
   if (hello.member.empty()) {
     return prefix +
            "says on_failure=abort, where the job goes on without those that fail; start it with "

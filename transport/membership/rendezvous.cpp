@@ -32,7 +32,7 @@ std::optional<std::string> Rendezvous::take(const std::string& peer, const Hello
   if (auto why = objection(hello)) return why;
   // It stays connected, and the scheduler ends it with the job. As an arrival it would count as a node.
   if (is_spare(hello)) return std::nullopt;
-  // The first worker that hosts a server decides for all: dedicated servers that came before it become spare.
+  // The first node of a pair decides for all: dedicated servers that came before it become spare.
   if (!hello.pair.empty() && !std::exchange(pairs_, true))
     std::erase_if(arrivals_, [](const Arrival& arrival) { return is_dedicated(arrival.hello); });
   arrivals_.push_back({peer, hello});

@@ -126,8 +126,8 @@ void DataLinks::say_goodbye(const std::string& error) {
   for (auto& [node, peer] : peers_) {
     if (peer.gone) continue;
     for (const Stream& stream : peer.streams) {
-      // A stream that never opened has nobody to answer. On one that the peer has left, nothing more is read
-      // there.
+      // A stream that never opened has nobody to answer. On one that the peer has left, nothing is read any
+      // more.
       if (stream.open && !stream.left)
         write_control(node, stream, header_of(Kind::kGoodbye), error_text(error));
     }
@@ -138,7 +138,7 @@ bool DataLinks::is_goodbye_answered() const {
   return std::ranges::all_of(peers_, [](const auto& entry) {
     const Peer& peer = entry.second;
     return peer.gone || std::ranges::all_of(peer.streams, [](const Stream& stream) {
-             // A peer that left first has answered for itself: it waits for no frame of ours.
+             // A peer that left first has answered for itself: it waits for no more frames of this node.
              return !stream.open || stream.left || stream.acknowledged;
            });
   });
@@ -220,7 +220,7 @@ void DataLinks::take_frames(Node from, std::uint32_t stream_number, std::vector<
 
 void DataLinks::on_control(Node from, Stream& stream, const Frame& frame) {
   if (frame.header.kind == Kind::kHello) {
-    // The answer to our hello, or to a repeated one.
+    // The answer to this node's hello, or to a repeated one.
     stream.open = true;
   } else if (frame.header.kind == Kind::kReject) {
     // One frame was refused, and the stream goes on: only a reject of the hello is final (WorkerLinks::take).
@@ -236,8 +236,8 @@ void DataLinks::on_control(Node from, Stream& stream, const Frame& frame) {
     write_control(from, stream, answer, "");
     stream.left = true;
     Peer& peer = peers_.at(from);
-    // Streams and scheduler both tell the error. Whichever comes first must not be overwritten by an empty
-    // one.
+    // Streams and the scheduler both give the error. Whichever comes first must not be overwritten by an
+    // empty one.
     if (std::string error = parse_error(payload_text(frame)); !error.empty()) peer.error = std::move(error);
     settle_goodbye(from, peer);
   } else if (frame.header.kind != Kind::kHeartbeat) {
@@ -446,7 +446,7 @@ void ServerLinks::take(const std::string& route, Packet packet) {
   const int fd = packet.back().source_fd();
   try {
     std::vector<Frame> frames = unpack(std::move(packet), 1);
-    // Also on a known route: the worker says hello again when our answer was lost.
+    // Also on a known route: the worker says hello again when the answer was lost.
     if (frames.front().header.kind == Kind::kHello && frames.size() == 1) {
       Stream& opened = on_hello(route, frames.front());
       if (!is_known) opened.local = came_locally;
@@ -467,7 +467,7 @@ void ServerLinks::take(const std::string& route, Packet packet) {
 ServerLinks::Stream& ServerLinks::on_hello(const std::string& route, const Frame& frame) {
   const Node node = frame.header.sender;
   const auto peer = peers_.find(node);
-  // The epoch is random and comes with the roster, so whoever has it was let in by the scheduler.
+  // The epoch is random and comes with the roster, so a node that has it was let in by the scheduler.
   if (peer == peers_.end() || frame.header.epoch != world_.epoch) {
     throw FrameError(
         "hello: from " + to_string(node) + " in epoch " + std::to_string(frame.header.epoch) +

@@ -34,8 +34,8 @@ constexpr milliseconds kLastWordsToScheduler{500};  // for a failing node to tel
 
 // Frames of one partition go one way, so that they keep their order.
 std::uint64_t spread_of(const FrameHeader& header) {
-  // Offsets are multiples of the partition size: unmixed, all partitions of a key would share one stream. The
-  // constants are SplitMix64's.
+  // Offsets are multiples of the partition size: unmixed, all partitions of a key could share one stream. The
+  // constants are those of SplitMix64.
   std::uint64_t mix = header.key * 0x9E3779B97F4A7C15u + header.offset;
   mix = (mix ^ mix >> 30) * 0xBF58476D1CE4E5B9u;
   return mix >> 32;
@@ -242,8 +242,8 @@ bool ZmqMessenger::seals(Node to) const {
 
 void ZmqMessenger::seal(Node to, Buffer& payload) const {
   if (options_.checksum == PayloadChecksum::kOff) {
-    // The store seals payloads of lossy codecs by itself. Whoever asked for no checksums gets none of these,
-    // either.
+    // The store seals payloads of lossy codecs by itself. A user that asked for no checksums gets none of
+    // these, either.
     payload.unseal();
   } else if (!payload.checksum() && seals(to)) {
     payload.seal();
@@ -360,14 +360,14 @@ void ZmqMessenger::run() {
   } catch (const std::exception& error) {  // ours, or a Sink's
     give_up(to_string(self_) + ": " + error.what());
   }
-  // Before closed_: whoever returns from leave() may listen at the same endpoint again.
+  // Before closed_: a caller that returns from leave() may listen at the same endpoint again.
   close_sockets();
   {
     const std::lock_guard lock(mutex_);
     closed_ = true;
   }
   changed_.notify_all();
-  // After the notice: this blocks until linger times have passed, and nobody who leaves needs to wait for
+  // After the notice: this blocks until linger times have passed, and no caller of leave() needs to wait for
   // that.
   context_.reset();
 }
