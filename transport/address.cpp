@@ -75,8 +75,8 @@ std::string host_name(std::string name) {
 }
 
 std::string machine_identity(const std::string& host) {
-  // The boot id is equal in all containers of a host, so the network namespace is part of the identity: an
-  // abstract socket is reached within one namespace only (unix(7)).
+  // The boot id is equal in all containers of a host, so the network namespace is part of the identity:
+  // abstract sockets are isolated by it (network_namespaces(7)).
   const std::string boot = first_line("/proc/sys/kernel/random/boot_id");
   std::error_code error;
   const std::string network = std::filesystem::read_symlink("/proc/self/ns/net", error).string();
@@ -114,8 +114,8 @@ TcpAddress parse_tcp(const std::string& endpoint) {
     // Without brackets nobody could tell where the address ends and the port begins.
     throw bad();
   }
+  // At most five digits, which std::stoi below can read without an exception.
   const bool is_number =
-      // At most five digits, which std::stoi below can read without an exception.
       !port.empty() && port.size() <= 5 && port.find_first_not_of("0123456789") == std::string::npos;
   if (host.empty() || !(port == "*" || (is_number && std::stoi(port) <= 65535))) throw bad();
   return {std::move(host), std::move(port)};

@@ -67,8 +67,8 @@ void check_exchange(Node self, std::string_view name) {
 
 std::string exchange_wait_text(std::uint64_t sequence, std::string_view name,
                                const std::vector<std::uint32_t>& missing, std::chrono::milliseconds waited) {
+  // Rounded: nobody needs the milliseconds of a wait that is long enough to be reported.
   return "exchange " + std::to_string(sequence) + " ('" + std::string(name) + "') has waited " +
-         // Rounded: nobody needs the milliseconds of a wait that is long enough to be reported.
          in_seconds(std::chrono::round<std::chrono::seconds>(waited)) + " for " + list_workers(missing);
 }
 

@@ -57,8 +57,8 @@ GRADWIRE_HOST_DEVICE inline std::uint32_t load_codes(block::Code code, const std
   if (count == kItemElements && block::code_bits(code) == 8) return load_aligned<std::uint32_t>(from);
   if (count == kItemElements && block::code_bits(code) == 4) return load_aligned<std::uint16_t>(from);
   std::uint32_t word = 0;
+  // The last item of a payload: a word would read beyond it.
   for (std::size_t b = 0; b < block::code_bytes(code, count); ++b)
-    // The last item of a payload: a word would read beyond it.
     word |= std::to_integer<std::uint32_t>(from[b]) << (8 * b);
   return word;
 }
@@ -254,9 +254,9 @@ struct HeldBlock {
   static constexpr bool holds(std::size_t block) { return block % kRow == 0 && block / kRow <= kMostRows; }
 
   GRADWIRE_HOST_DEVICE Part begin(std::size_t group, std::size_t item, Held& held) const {
-    GRADWIRE_UNROLL
     // A constant number of rows, unrolled, keeps them in registers. Rows beyond a smaller block read as
     // nothing.
+    GRADWIRE_UNROLL
     for (std::size_t row = 0; row < kMostRows; ++row) {
       held.rows[row] = read_item(source, residual, first_of(group, item, row), layout.end_of(group));
     }

@@ -72,8 +72,8 @@ std::size_t RandomK::max_encoded_size(std::size_t elements) const noexcept {
 
 std::span<const std::uint32_t> RandomK::drawn(const std::byte* header, std::size_t first,
                                               std::size_t elements) const {
+  // Everything that decides the draw is in the header, so that every receiver draws the same elements.
   const std::uint32_t unit =
-      // Everything that decides the draw is in the header, so that every receiver draws the same elements.
       load<std::uint32_t>(header + 12) + static_cast<std::uint32_t>(first / kUnitElements);
   return random_k_workplace().drawn.draw(
       {seed_, load<std::uint32_t>(header + 8), load<std::uint32_t>(header), unit}, elements,

@@ -281,8 +281,8 @@ Encoded TwoBitAuto::reply(const Round& round, ReplyKind kind, std::span<float> r
     const UnitScale next = round.next(u, scale_);
     std::byte* const header = out.data() + unit_offset(u);
     store(ReplyUnit{next.threshold, next.level, form == Form::kCodes ? level : 0.0f, 0}, header);
+    // Exact and fp32 replies keep nothing back.
     float* const kept =
-        // Exact and fp32 replies keep nothing back.
         kind == ReplyKind::kSame && !residual.empty() ? residual.data() + unit.first : nullptr;
     if (form == Form::kCodes && kind == ReplyKind::kExact) {
       round.planes(unit, body + unit.first / two_bit::kPlaneGroup * 8 * bits);

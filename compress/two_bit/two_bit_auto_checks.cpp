@@ -124,8 +124,8 @@ Form check_reply(Payload reply, std::size_t elements, std::size_t ways, ReplyKin
     fail(what(), "holds codes where floats were asked for");
   for (std::size_t u = 0; u < unit_count(elements); ++u) {
     const auto unit = load_unit<ReplyUnit>(reply.data(), u);
+    // So that a later version may give the reserved field a meaning.
     if (!finite_and_not_negative(unit.next_threshold) || !finite_and_not_negative(unit.next_level) ||
-        // So that a later version may give the reserved field a meaning.
         !finite_and_not_negative(unit.level) || unit.reserved != 0) {
       fail(what(), "has a bad threshold or level in unit " + std::to_string(u));
     }

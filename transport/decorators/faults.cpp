@@ -86,7 +86,6 @@ void Faults::saw(Node node, FaultEvent event) {
   std::uint64_t count = 0;
   {
     const std::lock_guard lock(mutex_);
-    // Counted for all events, and not only for those that a kill names: counts() tells how far each came.
     count = ++events_[{node, event}];
   }
   for (const FaultSpec::Kill& kill : spec_.kills) {

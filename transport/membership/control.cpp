@@ -97,10 +97,10 @@ T take(std::string_view& from) {
 std::string to_text(const Hello& hello) {
   std::string settings;
   for (const std::string& setting : hello.settings) settings += line("setting", setting);
+  // Optional fields are left out where the feature is off, as PROTOCOL.md allows to every node.
   return line("role", role_word(hello.role)) +
          line("rank", hello.rank ? std::to_string(*hello.rank) : std::string("any")) +
          line("workers", hello.workers) + line("servers", hello.servers) +
-         // Optional fields are left out where the feature is off, as PROTOCOL.md allows to every node.
          (hello.replicas == 0 ? std::string() : line("replicas", hello.replicas)) +
          line("endpoint", hello.endpoint) +
          (hello.local.empty() ? std::string() : line("local", hello.local)) +

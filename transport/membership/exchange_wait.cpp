@@ -63,8 +63,8 @@ std::string ExchangeWait::who_did_not_come(milliseconds timeout) {
                            [&] { return shared_.is_settled() || awaited_.missing; });
   // The last worker came while this one asked: a result that is there is not thrown away.
   if (shared_.is_settled()) return "";
+  // Without an answer only the coordinator's silence is certain, so the error names that.
   const std::string who =
-      // Without an answer only the coordinator's silence is certain, so the error names that.
       awaited_.missing ? list_workers(*awaited_.missing) : std::string(subject_.coordinator);
   return exchange_timeout_text(subject_.sequence, subject_.name, who, timeout);
 }

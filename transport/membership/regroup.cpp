@@ -134,8 +134,8 @@ std::vector<std::pair<std::string, Regroup::Awaited>> Regroup::absent() const {
   std::vector<std::pair<std::string, Awaited>> missing;
   for (const auto& [member, awaited] : awaited_) {
     const Arrival* arrival = find(member);
+    // find() returns dedicated servers as well, which are whole by themselves.
     const bool is_back =
-        // find() returns dedicated servers as well, which are whole by themselves.
         arrival != nullptr && (arrival->hello.role == Role::kServer || is_whole(arrival->hello));
     if (!is_back) missing.emplace_back(member, awaited);
   }
@@ -145,8 +145,8 @@ std::vector<std::pair<std::string, Regroup::Awaited>> Regroup::absent() const {
 Regroup::Verdict Regroup::judge(Time now) {
   const auto missing = absent();
   const auto is_overdue = [&](const auto& entry) {
-    // Silence counts from the last sign of life, patience from the end of the generation: a member that
-    // computes sends heartbeats all the time, and would never be overdue by the first.
+    // Silence counts from the last sign of life, patience from the end of the generation. A member that
+    // computes sends heartbeats all the time, and is overdue by the second only.
     return now - entry.second.sign_of_life >= limits_.silence || now - opened_ >= limits_.patience;
   };
   // One member that may still come is reason enough to wait: going on without it would cost a second regroup.

@@ -73,8 +73,8 @@ WaitReport parse_wait_report(std::string_view text) {
   WaitReport report;
   for_each_line(text, [&](std::string_view name, std::string value) {
     const bool is_of_wait = name == "needs" || name == "exchange";
+    // A line that belongs to a wait must not come before one: back() below would be of an empty list.
     if (is_of_wait && report.waits.empty())
-      // Else back() below would be of an empty list.
       throw FrameError("wait: '" + std::string(name) + "' comes before what it is of");
     if (name == "calls") report.calls = number(value);
     // Every need becomes a question to every other waiting worker, so a report may not have any number of

@@ -68,8 +68,8 @@ ArrivingParcel::ArrivingParcel(Buffer head, BufferPool& pool) : head_(std::move(
   const std::size_t count = frames_in(bytes);
   std::size_t inline_at = kCountBytes + count * kHeaderBytes;
   for (std::size_t i = 0; i < count; ++i) {
+    // payload_bytes_of() checks the header's own checksum first, so a damaged length takes no memory.
     const std::size_t payload_bytes =
-        // It checks the header's own checksum first, so a damaged length takes no memory.
         payload_bytes_of(bytes.subspan(kCountBytes + i * kHeaderBytes, kHeaderBytes));
     if (!is_inline(payload_bytes)) {
       payloads_.push_back({awaited_.size(), payload_bytes});

@@ -56,8 +56,8 @@ void MpiSums::start(const SumPointer& sum) {
   sum->pieces = 1;  // this call: an empty one ends with it
   const std::size_t size_bytes = sum->values.size_bytes();
   const std::size_t whole_elements = sum->type ? bytes_of(*sum->type) : 1;
+  // A piece ends between two elements, or MPI would add halves of them.
   const std::size_t piece_bytes =
-      // A piece ends between two elements, or MPI would add halves of them.
       std::max(largest_message_bytes_ / whole_elements, std::size_t{1}) * whole_elements;
   for (std::size_t at = 0; at < size_bytes; at += piece_bytes) {
     ++sum->pieces;

@@ -56,8 +56,8 @@ void ZapAuthenticator::answer() {
     const bool is_member = request.size() == kCredentials + 1 && request[kMechanism].text() == "CURVE" &&
                            std::ranges::equal(request[kCredentials].bytes(), key_.of_connectors().public_key);
     Packet answer;
+    // Also a malformed request gets an answer: a REP socket takes no other request before.
     for (const std::string& part :
-         // Also a malformed request gets an answer: a REP socket takes no other request before.
          {kZapVersion, request.size() > kId ? request[kId].text() : std::string(),
           std::string(is_member ? "200" : "400"), std::string(is_member ? "" : "no member of this job"),
           std::string(), std::string()})

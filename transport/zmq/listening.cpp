@@ -65,9 +65,8 @@ Listening scheduler_listening(const ZmqOptions& options) {
 
 Listening server_listening(const ZmqOptions& options) {
   const bool over_ipc = is_ipc(options.scheduler);
+  // A job over local sockets alone: the server listens beside the scheduler's file, under a name of its own.
   if (over_ipc && options.bind_host.empty() && options.interface.empty())
-    // A job over local sockets alone: the server listens beside the scheduler's file, under a name of its
-    // own.
     return {{options.scheduler + ".server-" + random_suffix()}, {}, {}};
   const std::string host = over_ipc ? std::string() : parse_tcp(options.scheduler).host;
   const std::string scheduler = over_ipc ? std::string() : resolve(host);

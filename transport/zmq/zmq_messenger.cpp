@@ -43,10 +43,9 @@ std::uint64_t spread_of(const FrameHeader& header) {
 
 // Callers leave what they want in outgoing_ and requests_, and ring. The I/O thread takes both between two
 // polls, feeds its links, and puts what they report into the inbox. The first failure is final, and every
-// wait below ends with it.
-//
-// Lock order: mutex_ before the inbox's. Failures are posted with mutex_ held, because the waits on changed_
-// ask the inbox whether it has failed: one posted between that question and the wait would wake nobody.
+// wait below ends with it. Lock order: mutex_ before the inbox's. Failures are posted with mutex_ held, since
+// the waits on changed_ ask the inbox whether it has failed. One posted between that question and the wait
+// would wake nobody.
 class ZmqMessenger final : public Messenger, public SchedulerLink::Events {
  public:
   explicit ZmqMessenger(const ZmqOptions& options);
