@@ -76,6 +76,7 @@ void check_parameter_names(const CodecEntry& entry, const CodecSpec& spec) {
       throw std::invalid_argument(who + " is unknown; " + did_you_mean(parameter.name, valid) +
                                   "valid: " + join(valid));
     }
+    // find_parameter() takes the first, so a second value would be ignored without a word.
     if (std::find(seen.begin(), seen.end(), parameter.name) != seen.end()) {
       throw std::invalid_argument(who + " was given twice");
     }
@@ -122,6 +123,7 @@ ReplyKind reply_kind(const Codec& codec, std::string_view reply) {
   valid.push_back("fp32");
   if (std::find(valid.begin(), valid.end(), reply) == valid.end()) {
     const std::string given = std::string(codec.name()) + ": reply=" + std::string(reply);
+    // A valid word that this codec cannot give: the error says why, and which codec can.
     if (reply == "exact") {
       throw std::invalid_argument(given + " needs integer sums, which " + codecs_with_exact_reply() +
                                   " has; replies of this codec: " + join(valid));

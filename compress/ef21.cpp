@@ -49,6 +49,7 @@ EF21::EF21(const Codec& codec, std::size_t elements)
     throw std::invalid_argument(who +
                                 ": this codec loses nothing; send the gradient itself, or give a lossy one");
   }
+  // Asked of the codec itself, so that no list of codecs has to know.
   if (const float sent = value_of_nothing(codec); sent != 0) {
     throw std::invalid_argument(
         who + ": " + canonical_spec(codec.spec()) + " sends " + parameter_text(static_cast<double>(sent)) +
@@ -68,6 +69,7 @@ Encoded EF21::encode(std::span<const float> grad, std::span<const UnitScale> sca
   require_elements("the gradient", grad.size());
   for (std::size_t i = 0; i < elements(); ++i) change_[i] = grad[i] - estimate_[i];
   const Encoded encoded = codec_.encode(change_, {}, scales, out, position);
+  // What the payload stands for, as every receiver reads it: estimates here and there stay equal to the bit.
   codec_.decode(out.first(encoded.bytes), change_);
   add_to(estimate_, change_);
   return encoded;
@@ -75,6 +77,7 @@ Encoded EF21::encode(std::span<const float> grad, std::span<const UnitScale> sca
 
 void EF21::add(std::span<const float> answer) {
   require_elements("the answer", answer.size());
+  // All are checked before the first is added: a NaN in the sum would stay for ever.
   for (std::size_t i = 0; i < answer.size(); ++i) {
     if (is_finite(answer[i])) continue;
     throw std::invalid_argument("ef21 of " + std::string(codec_.name()) + ": element " + std::to_string(i) +

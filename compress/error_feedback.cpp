@@ -43,6 +43,7 @@ void validate(const Codec& codec, std::size_t elements, const ErrorFeedbackOptio
           "momentum=" + std::to_string(options.momentum) + " is outside [0, 1)");
   require(options.momentum > 0 || !(options.nesterov || options.factor_masking), codec,
           "nesterov or factor masking without momentum; give a momentum above 0, or leave them out");
+  // bfloat16 is written by a rule for finite values, and int8 would take its scale from an infinity.
   require(options.residual == ResidualType::kFp32 || !keeps_nonfinite(codec), codec,
           "a residual in " + std::string(name_of(options.residual)) +
               " cannot keep NaN as nonfinite=mxnet does; use residual fp32, or nonfinite=skip");
@@ -61,6 +62,7 @@ void widen(ResidualType type, std::span<const std::byte> from, std::span<float> 
     return block::decode(kCode, kBlock, from.data(), from.data() + scale_bytes(to.size()), to.size(), false,
                          to.data());
   }
+  // In pieces for the cache's sake (kPiece); int8's decoder never writes around it.
   for (std::size_t i = 0; i < to.size(); i += kPiece) {
     const std::size_t n = std::min(kPiece, to.size() - i);
     dense::decode(dense::Format::kBf16, from.data() + 2 * i, n, 1, to.data() + i);
@@ -83,6 +85,7 @@ using Head = std::array<std::byte, kHeadBytes>;
 
 Head head_of(ResidualType residual, bool has_velocity, std::size_t elements) {
   Head head{};
+  // The two zero bytes at 6 come from head{}.
   store(kMagic, head.data());
   store(residual, head.data() + 4);
   store(static_cast<std::uint8_t>(has_velocity), head.data() + 5);
@@ -107,6 +110,7 @@ ErrorFeedback::ErrorFeedback(const Codec& codec, std::size_t elements, const Err
     state_.residual.resize(elements);
   } else {
     state_.narrow.resize(narrow_bytes(options.residual, elements));
+    // A fused codec reads the narrow residual itself.
     if (fused() == nullptr) widened_.resize(elements);
   }
   if (options.momentum > 0) {
@@ -121,6 +125,7 @@ Encoded ErrorFeedback::encode(std::span<const float> grad, std::span<const UnitS
   require(
       grad.size() == elements_, codec_,
       "the gradient has " + std::to_string(grad.size()) + " elements, expected " + std::to_string(elements_));
+  // Before the state is touched: a call that is refused is no step.
   expect_encode_spans(codec_.name(), elements_, elements_, out.size(), codec_.max_encoded_size(elements_));
   has_step_ = false;  // until the codec has taken the step
   if (options_.can_roll_back) before_ = state_;
@@ -141,6 +146,7 @@ const Bf16Residuals* ErrorFeedback::fused() const noexcept {
 std::span<const float> ErrorFeedback::accelerated(std::span<const float> grad) {
   const float momentum = options_.momentum;
   for (std::size_t i = 0; i < elements_; ++i) {
+    // Not written to the state yet: the codec may refuse the step.
     const float velocity = momentum * state_.velocity[i] + grad[i];
     given_[i] = options_.nesterov ? grad[i] + momentum * velocity : velocity;
   }
@@ -151,8 +157,10 @@ std::span<const float> ErrorFeedback::accelerated(std::span<const float> grad) {
 void ErrorFeedback::keep_velocity(std::span<const float> grad, Payload sent) {
   for (std::size_t i = 0; i < elements_; ++i) {
     const float velocity = options_.momentum * state_.velocity[i] + grad[i];
+    // An infinity would stay in the velocity for ever.
     state_.velocity[i] = is_finite(velocity) ? velocity : state_.velocity[i];
   }
+  // Factor masking of Lin et al. 2018 (deep gradient compression): what was sent begins its momentum anew.
   if (!options_.factor_masking) return;
   codec_.decode(sent, given_);
   for (std::size_t i = 0; i < elements_; ++i) {
@@ -165,6 +173,7 @@ Encoded ErrorFeedback::encode_narrow(std::span<const float> given, std::span<con
   if (fused() != nullptr) return fused()->encode_bf16(given, state_.narrow, out, position);
   widen(options_.residual, state_.narrow, widened_);
   const Encoded encoded = codec_.encode(given, widened_, scales, out, position);
+  // After the codec, which may throw: the narrow residual is then as it was.
   narrow(options_.residual, widened_, state_.narrow);
   return encoded;
 }
@@ -176,6 +185,7 @@ void ErrorFeedback::roll_back() {
                                 ? ": no step to roll back; a step can be rolled back once, right after it"
                                 : ": a step can be rolled back only if can_roll_back was given"));
   }
+  // No copy, and no second roll-back: before_ has the step that was undone.
   std::swap(state_, before_);
   has_step_ = false;
 }
@@ -233,6 +243,7 @@ void ErrorFeedback::load(std::span<const std::byte> saved) {
                       (options_.momentum > 0 ? ", with" : ", without") + " momentum (" +
                       std::to_string(saved_bytes()) + " bytes)");
   }
+  // Into a copy, which is checked before it becomes the state: bad bytes leave the object as it was.
   State loaded = state_;
   const std::byte* from = saved.data() + kHeadBytes;
   const auto take = [&](std::span<std::byte> array) {
@@ -257,6 +268,7 @@ void ErrorFeedback::expect_finite(const State& loaded) const {
   };
   std::vector<float> residual(elements_);
   copy_residual(loaded, residual);
+  // nonfinite=mxnet has NaN and infinity in its residual, as MXNet does.
   if (!keeps_nonfinite(codec_)) expect("residual", residual);
   expect("velocity", loaded.velocity);
 }

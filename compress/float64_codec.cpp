@@ -24,6 +24,7 @@ void for_each_tile_of_sums(std::span<const Payload> payloads, std::size_t elemen
   for (std::size_t first = 0; first < elements; first += kTileElements) {
     const std::size_t length = std::min(kTileElements, elements - first);
     const std::size_t offset = first * sizeof(double);
+    // The first is copied and not added to 0, which would make +0 of -0.
     std::memcpy(sums, payloads.front().data() + offset, length * sizeof(double));
     for (const Payload& payload : payloads.subspan(1)) {
       const std::byte* const from = payload.data() + offset;

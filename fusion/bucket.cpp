@@ -10,8 +10,10 @@ BucketLayout fuse(std::span<const std::uint64_t> slot_bytes, std::uint64_t min_b
                   std::span<const std::uint32_t> groups) {
   BucketLayout layout;
   std::map<std::uint32_t, std::size_t> open;  // by group: the bucket that takes its next small slot
+  // From the last slot on, as backward() produces gradients.
   for (std::size_t i = slot_bytes.size(); i-- > 0;) {
     const std::uint32_t group = groups.empty() ? 0 : groups[i];
+    // A slot that is large enough stays alone: it must not wait for a small neighbour.
     if (!open.contains(group) || slot_bytes[i] >= min_bytes) {
       open[group] = layout.buckets.size();
       layout.buckets.emplace_back();
@@ -37,6 +39,8 @@ BucketCountdown::BucketCountdown(const BucketLayout& layout) : counters_(layout.
 
 bool BucketCountdown::arrive(std::uint32_t bucket) noexcept {
   Counter& counter = counters_[bucket];
+  // Modulo, so that the next step needs no reset, which could race with its first arrivals. Acquire and
+  // release let the thread that seals a bucket see what the others wrote into it.
   return (counter.arrived.fetch_add(1, std::memory_order_acq_rel) + 1) % counter.slots == 0;
 }
 

@@ -13,6 +13,8 @@ void FluidLanes::add(double now, std::uint32_t lane, const Transfer& transfer) {
 }
 
 void FluidLanes::begin(std::uint32_t lane) {
+  // In bytes carried and not in time: a change of the rate moves all ends alike, and no entry has to be
+  // touched.
   heads_.push({carried_ + waiting_[lane].front().bytes, begun_++, lane});
 }
 
@@ -28,6 +30,7 @@ void FluidLanes::set_rate(double now, double bytes_per_second) {
 
 std::optional<double> FluidLanes::next_end() const {
   if (heads_.empty() || rate_ <= 0) return std::nullopt;
+  // Rounding may have carried a little too much, and time must not go back.
   return now_ + std::max(0.0, heads_.top().ends_at - carried_) / rate_;
 }
 

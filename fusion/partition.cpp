@@ -14,6 +14,7 @@ std::vector<Partition> cut(std::uint64_t elements, std::uint64_t unit_elements, 
     throw std::invalid_argument("partition: elements=" + std::to_string(elements) + ", unit_elements=" +
                                 std::to_string(unit_elements) + "; expected both to be at least 1");
   }
+  // Whole codec units, at least one, even where the limit is less: a unit has its scale in one payload.
   const std::uint64_t step = std::max<std::uint64_t>(1, max_elements / unit_elements) * unit_elements;
   std::vector<Partition> partitions;
   partitions.reserve((elements - 1) / step + 1);
@@ -40,6 +41,8 @@ std::vector<std::size_t> in_turns(std::span<const std::uint32_t> owners, std::ui
   for (std::size_t i = 0; i < owners.size(); ++i) turn[i] = seen[owners[i]]++;
   std::vector<std::size_t> order(owners.size());
   std::iota(order.begin(), order.end(), std::size_t{0});
+  // One piece of each owner in turn, so that all links carry something while the codec works. Ranks begin at
+  // different owners (first), or all would hit one of them at once.
   std::ranges::stable_sort(order, {}, [&](std::size_t i) {
     const bool wraps = owners[i] < first;
     return std::tuple(turn[i], wraps, owners[i]);

@@ -30,6 +30,7 @@ std::vector<Shard> shard(const TensorSize& tensor, std::uint64_t unit_elements,
   for (const std::uint32_t server : run_order(load, extra)) {
     const std::uint64_t run_units = without_extra > 0 ? each : each + 1;
     without_extra -= without_extra > 0 ? 1 : 0;
+    // Fewer units than servers: those that get none are not named.
     if (run_units == 0) continue;
     const std::uint64_t end = std::min(tensor.elements, begin + run_units * unit_elements);
     shards.push_back({begin, server});
@@ -53,6 +54,8 @@ std::vector<std::vector<Shard>> place(std::span<const TensorSize> tensors, std::
   std::vector<std::vector<Shard>> placed;
   placed.reserve(tensors.size());
   for (const TensorSize& tensor : tensors) {
+    // In the order of the tensors, and with ties to the lower server: every rank comes to the same placement
+    // without asking another.
     if (tensor.elements >= shard_bound && tensor.elements > 0) {
       placed.push_back(shard(tensor, unit_elements, load));
     } else {

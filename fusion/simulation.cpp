@@ -159,6 +159,7 @@ Simulated Job::run() {
     const double work = threads_.next_end().value_or(kNever);
     const double up = up_.next_end().value_or(kNever);
     const double down = down_.next_end().value_or(kNever);
+    // Where times are equal the order below decides, so that equal setups give equal results.
     now_ = std::min({event, work, up, down});
     if (now_ == kNever) throw std::invalid_argument("simulation: these times and rates add up to infinity");
     if (now_ == event) {
@@ -172,6 +173,7 @@ Simulated Job::run() {
     } else {
       end_reply(down_.end(now_));
     }
+    // After every event: each one may have begun or ended a flow or a task, on which all rates depend.
     share();
   }
   return result();
@@ -211,6 +213,7 @@ bool Job::has_sums(std::uint32_t layer) const {
 }
 
 void Job::try_forward() {
+  // end_part() calls again when a key's sums are there.
   forward_waits_ = !has_sums(forward_);
   if (forward_waits_) return;
   times_[forward_].forward_seconds = now_;
@@ -220,6 +223,7 @@ void Job::try_forward() {
 void Job::end_forward() {
   if (++forward_ < setup_.layers.size()) return try_forward();
   began_.push_back(now_);
+  // The last start of a backward ends the simulation: steps are measured from one such start to the next.
   if (!done()) begin_backward(forward_ - 1);
 }
 
@@ -230,6 +234,7 @@ void Job::begin_backward(std::uint32_t layer) {
 void Job::end_backward(std::uint32_t layer) {
   times_[layer].ready_seconds = now_;
   const std::uint32_t key = key_of_layer_[layer];
+  // A bucket's layers are one key, which goes when the last of them has its gradient.
   if (--keys_[key].layers_left == 0) seal(key);
   if (layer > 0) return begin_backward(layer - 1);
   forward_ = 0;
@@ -240,6 +245,8 @@ void Job::end_backward(std::uint32_t layer) {
 
 // Jobs of the codec pool: 2 part to encode it, 2 part + 1 to decode its sum.
 void Job::seal(std::uint32_t key) {
+  // Counted anew for this step. The parts of the last one are all here, or its layers could not have gone
+  // forward.
   keys_[key] = {plan_.keys[key].layers.size(), parts_of_key_[key]};
   parts_left_ += parts_of_key_[key];
   for (const std::size_t part : plan_.keys[key].turns) {
@@ -281,9 +288,12 @@ void Job::end_push(const FluidLanes::Ended& ended) {
   sent_bytes_ += ended.transfer.bytes;
   if (is_ring()) {
     received_bytes_ += ended.transfer.bytes;
+    // A ring passes each share on in 2 (N - 1) rounds, and each of them waits for the one before.
     return at(now_ + ring_rounds() * network_.latency_seconds, Place::kAtServer, part);
   }
   servers_[ended.lane].received_bytes += ended.transfer.bytes;
+  // Credit comes back when the bytes have left the link, as a socket takes more then. An answer is not
+  // awaited.
   pushes_.release(ended.lane, message_bytes(part, setup_.codec.push_bytes));
   send_pushes();
   at(now_ + network_.latency_seconds, Place::kAtServer, part);
@@ -307,6 +317,7 @@ void Job::end_sum(std::size_t part) {
   const std::uint32_t server = plan_.parts[part].server;
   servers_[server].threads.end();
   begin_sums(server);
+  // A ring has no servers: the sum is in the worker's own library, and is not sent again.
   if (is_ring()) return reach_worker(part);
   const std::uint64_t bytes = message_bytes(part, setup_.codec.reply_bytes);
   servers_[server].replies.push({part, priority_of(part), 0, bytes, part});
@@ -341,6 +352,7 @@ void Job::reach_worker(std::size_t part) {
 void Job::end_part(std::size_t part) {
   const std::uint32_t key = plan_.parts[part].key;
   --parts_left_;
+  // Forward needs whole tensors, so the layers of a key wait for its last part.
   if (--keys_[key].parts_left > 0) return;
   for (const std::uint32_t layer : plan_.keys[key].layers) times_[layer].arrived_seconds = now_;
   if (forward_waits_) try_forward();
@@ -351,9 +363,12 @@ void Job::end_part(std::size_t part) {
 void Job::share() {
   const auto [layers, codec_jobs, sums] = running_;
   const std::array<std::uint32_t, 5> sharing{up_.busy(), down_.busy(), layers, codec_jobs, sums};
+  // Rates are of counts alone. Without a change there is nothing to compute, which is the case after most
+  // events.
   if (sharing == sharing_) return;
   sharing_ = sharing;
   const FlowRates rates = flow_rates(network_, up_.busy(), down_.busy());
+  // A server beside a worker takes that worker's share through memory.
   const double remote = network_.topology == Topology::kServersBeside ? 1.0 - 1.0 / network_.servers : 1.0;
   const double bytes = remote * (up_.busy() * rates.push + down_.busy() * rates.reply);
   const double speed =
@@ -383,6 +398,7 @@ double Job::wire_bytes(std::uint64_t bytes) const {
 
 Simulated Job::result() const {
   Simulated result;
+  // From the second start on: the first step has no sums of another behind it.
   result.step_seconds = (began_.back() - began_[1]) / setup_.steps;
   for (const SimulatedLayer& layer : setup_.layers) {
     result.compute_seconds += layer.forward_seconds + layer.backward_seconds;

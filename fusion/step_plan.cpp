@@ -46,6 +46,7 @@ StepPlan plan_step(std::span<const std::uint64_t> layer_elements, std::uint32_t 
   StepPlan plan;
   for (const Bucket& bucket : fuse(bytes, limits.fusion_bytes).buckets) {
     const std::uint32_t foremost = std::ranges::min(bucket.slots);
+    // As urgent as its foremost layer, which goes forward first.
     plan.keys.push_back({bucket.slots, -static_cast<std::int32_t>(foremost), {}});
     const std::size_t first_part = plan.parts.size();
     if (bucket.slots.size() == 1) {
@@ -54,6 +55,7 @@ StepPlan plan_step(std::span<const std::uint64_t> layer_elements, std::uint32_t 
       std::uint64_t elements = 0;
       for (const std::uint32_t slot : bucket.slots) elements += tensors[slot].elements;
       const TensorSize fused{elements};
+      // A bucket is small: no bound is low enough to shard it.
       const auto home =
           place({&fused, 1}, servers, limits.unit_elements, std::numeric_limits<std::uint64_t>::max(), load);
       plan.parts.push_back(

@@ -52,6 +52,7 @@ bool usable(const ifaddrs& entry) {
   if (entry.ifa_addr == nullptr || (entry.ifa_flags & IFF_UP) == 0) return false;
   if (entry.ifa_addr->sa_family == AF_INET) return true;
   if (entry.ifa_addr->sa_family != AF_INET6) return false;
+  // A link-local address is reached only with the number of an interface, which is another one on every host.
   return !IN6_IS_ADDR_LINKLOCAL(&reinterpret_cast<const sockaddr_in6*>(entry.ifa_addr)->sin6_addr);
 }
 
@@ -74,11 +75,14 @@ std::string host_name(std::string name) {
 }
 
 std::string machine_identity(const std::string& host) {
+  // The boot id is equal in all containers of a host, so the network namespace is part of the identity:
+  // abstract sockets are isolated by it (network_namespaces(7)).
   const std::string boot = first_line("/proc/sys/kernel/random/boot_id");
   std::error_code error;
   const std::string network = std::filesystem::read_symlink("/proc/self/ns/net", error).string();
   if (boot.empty() || network.empty()) return {};
   std::string identity = boot + "/" + network + "/" + std::to_string(geteuid()) + "/" + host;
+  // A space separates the identity from the endpoint in a hello (Hello::local).
   std::ranges::replace(identity, ' ', '_');
   return identity;
 }
@@ -99,6 +103,7 @@ TcpAddress parse_tcp(const std::string& endpoint) {
         "address: '" + endpoint +
         "' is no endpoint; expected tcp://HOST:PORT (IPv6 in brackets) or ipc://PATH");
   };
+  // The last one: IPv6 addresses have colons of their own.
   const std::size_t colon = endpoint.rfind(':');
   if (!endpoint.starts_with(kScheme) || colon < kScheme.size()) throw bad();
   std::string host = endpoint.substr(kScheme.size(), colon - kScheme.size());
@@ -106,8 +111,10 @@ TcpAddress parse_tcp(const std::string& endpoint) {
   if (host.size() > 2 && host.front() == '[' && host.back() == ']') {
     host = host.substr(1, host.size() - 2);
   } else if (is_v6(host)) {
+    // Without brackets nobody could tell where the address ends and the port begins.
     throw bad();
   }
+  // At most five digits, which std::stoi below can read without an exception.
   const bool is_number =
       !port.empty() && port.size() <= 5 && port.find_first_not_of("0123456789") == std::string::npos;
   if (host.empty() || !(port == "*" || (is_number && std::stoi(port) <= 65535))) throw bad();
@@ -129,6 +136,7 @@ std::string without_mapping(const std::string& address) {
   if (!address.starts_with(kMapped)) return address;
   std::string ipv4 = address.substr(kMapped.size());
   in_addr ignored{};
+  // "::ffff:1:2" begins alike and is another address.
   return inet_pton(AF_INET, ipv4.c_str(), &ignored) == 1 ? ipv4 : address;
 }
 
@@ -138,6 +146,7 @@ std::string resolve(const std::string& host) {
   for (const addrinfo* entry = found.get(); entry != nullptr; entry = entry->ai_next) {
     std::string address = numeric(entry->ai_addr, entry->ai_addrlen);
     const bool is_first_v4 = entry->ai_family == AF_INET && is_v6(chosen);
+    // A name may have its loopback address first, as Debian's /etc/hosts gives it, and another one behind it.
     const bool is_first_to_reach =
         entry->ai_family == AF_INET && is_loopback(chosen) && !is_loopback(address);
     if (chosen.empty() || is_first_v4 || is_first_to_reach) chosen = std::move(address);
@@ -147,6 +156,7 @@ std::string resolve(const std::string& host) {
 
 bool is_numeric(const std::string& host) {
   try {
+    // With this flag getaddrinfo() asks no name server.
     look_up(host, SOCK_STREAM, AI_NUMERICHOST);
   } catch (const TransportError&) {
     return false;
@@ -180,6 +190,8 @@ bool is_of_this_machine(const std::string& address) {
   if (own->ai_family == AF_INET6) reinterpret_cast<sockaddr_in6*>(own->ai_addr)->sin6_port = 0;
   const int fd = socket(own->ai_family, SOCK_DGRAM | SOCK_CLOEXEC, 0);
   if (fd < 0) throw TransportError(std::string("address: socket: ") + std::strerror(errno));
+  // The kernel decides, which knows all of 127.0.0.0/8 and addresses that no interface lists. Any other error
+  // is for another reason than the address.
   const bool is_own = ::bind(fd, own->ai_addr, own->ai_addrlen) == 0 || errno != EADDRNOTAVAIL;
   close(fd);
   return is_own;
@@ -202,6 +214,7 @@ std::string address_of_interface(const std::string& name, const std::string& pee
   for (const ifaddrs* entry = list.get(); entry != nullptr; entry = entry->ifa_next) {
     if (!usable(*entry)) continue;
     const std::string address = numeric(entry->ifa_addr, length_of(entry->ifa_addr));
+    // Of all interfaces, for the error: a wrong name is mostly a misspelt one.
     known += (known.empty() ? "" : ", ") + std::string(entry->ifa_name) + " (" + address + ")";
     if (name != entry->ifa_name) continue;
     if (chosen.empty() || (is_v6(chosen) != is_v6(peer_address) && is_v6(address) == is_v6(peer_address))) {
@@ -224,6 +237,7 @@ std::string address_towards(const std::string& peer_address) {
   // connect() of a datagram socket sends nothing; it asks the routing table for the way out.
   const bool ok = ::connect(fd, peer->ai_addr, peer->ai_addrlen) == 0 &&
                   getsockname(fd, reinterpret_cast<sockaddr*>(&local), &length) == 0;
+  // close() may set errno anew.
   const int error = errno;
   close(fd);
   if (!ok) throw TransportError("address: no route to " + peer_address + ": " + std::strerror(error));

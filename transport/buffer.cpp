@@ -42,12 +42,14 @@ Buffer Buffer::allocate(std::size_t size_bytes) {
 Buffer Buffer::borrow(std::span<const std::byte> bytes, std::function<void()> released) {
   auto* data = const_cast<std::byte*>(bytes.data());  // a sent payload is only read; see share()
   std::shared_ptr<void> owner;
+  // A shared_ptr calls its deleter for a null pointer, too: a borrowed empty span is released like any other.
   if (released) owner = std::shared_ptr<void>(data, [released = std::move(released)](void*) { released(); });
   return Buffer(std::move(owner), {data, bytes.size()});
 }
 
 void Buffer::truncate(std::size_t size_bytes) {
   bytes_ = bytes_.first(size_bytes);
+  // The seal is of all bytes.
   checksum_.reset();
 }
 
@@ -82,6 +84,7 @@ struct BufferPool::Shelf {
         return block;
       }
     }
+    // Without the lock: pinned memory may take milliseconds to make.
     return make_block ? make_block(block_bytes) : new_block(block_bytes);
   }
 
@@ -107,6 +110,7 @@ Buffer BufferPool::take(std::size_t size_bytes) {
   const std::size_t block_bytes = size_class(size_bytes);
   Block block = shelf_->take(block_bytes);
   std::byte* const bytes = block.get();
+  // It owns the shelf, so buffers may outlive the pool. What is given back then dies with the last of them.
   auto give_back = [shelf = shelf_, block_bytes, block = std::move(block)](std::byte*) mutable {
     shelf->put(std::move(block), block_bytes);
   };

@@ -53,6 +53,7 @@ T load(const HeaderBytes& from, Offset at) {
 
 bool is_known(Kind kind) {
   const auto value = static_cast<std::uint8_t>(kind);
+  // Ranges, and not what Kind can hold: a peer may send any byte, and a sink switches over the kinds.
   return (value >= static_cast<std::uint8_t>(Kind::kHello) &&
           value <= static_cast<std::uint8_t>(Kind::kWait)) ||
          (value >= static_cast<std::uint8_t>(Kind::kInit) &&
@@ -91,7 +92,10 @@ bool has_checksum(const HeaderBytes& bytes) {
 HeaderBytes load_header(std::span<const std::byte> header) {
   require("header length", header.size(), kHeaderBytes);
   HeaderBytes bytes;
+  // Copied, since a received header may begin at any address.
   std::memcpy(bytes.data(), header.data(), kHeaderBytes);
+  // Magic and version before the checksum: a stranger, or another version, is named as what it is and not as
+  // damage.
   require("magic", load<std::uint32_t>(bytes, kAtMagic), kMagic);
   require("version", load<std::uint8_t>(bytes, kAtVersion), kVersion);
   HeaderBytes unsigned_bytes = bytes;
@@ -104,10 +108,13 @@ HeaderBytes load_header(std::span<const std::byte> header) {
 void check(const HeaderBytes& bytes, std::uint64_t payload_bytes) {
   const auto kind = load<Kind>(bytes, kAtKind);
   if (!is_known(kind)) refuse("kind", static_cast<std::uint8_t>(kind), "one of 1-9, 32-53 and 60-69");
+  // So that a later version can give it a meaning: this one refuses what it would ignore.
   require("reserved field at 10", load<std::uint16_t>(bytes, kAtReserved16), 0);
   require("payload length", load<std::uint64_t>(bytes, kAtPayloadBytes), payload_bytes);
   if (has_checksum(bytes)) return;
+  // One way to say it: a number that nobody compares would look like a checksum.
   require("absent payload checksum", load<std::uint32_t>(bytes, kAtPayloadCrc), 0);
+  // The I/O thread acts on control frames, and compares no payload without a checksum.
   if (is_control(kind))
     refuse("kind", static_cast<std::uint8_t>(kind), "32 or above without a payload checksum");
 }
@@ -129,6 +136,7 @@ std::string to_string(Node node) {
 HeaderBytes encode_header(const Frame& frame) {
   const FrameHeader& header = frame.header;
   const std::uint64_t payload_bytes = frame.payload.size_bytes();
+  // An empty payload has checksum 0, and needs no seal to say so.
   const auto sealed = payload_bytes == 0 ? 0U : frame.payload.checksum();
   HeaderBytes bytes{};
   store(bytes, kAtMagic, kMagic);
@@ -152,6 +160,7 @@ HeaderBytes encode_header(const Frame& frame) {
   store(bytes, kAtProgramStep, header.program_step);
   store(bytes, kAtPayloadBytes, payload_bytes);
   store(bytes, kAtPayloadCrc, sealed.value_or(0));
+  // Last, over all other fields; its own is still 0.
   store(bytes, kAtHeaderCrc, checksum(bytes));
   return bytes;
 }
@@ -177,6 +186,7 @@ OpenedHeader open_header(std::span<const std::byte> header, std::uint64_t payloa
   out.dtype = load<std::uint8_t>(bytes, kAtDtype);
   out.reply = load<std::uint8_t>(bytes, kAtReply);
   out.content = load<std::uint8_t>(bytes, kAtContent);
+  // This flag is about the payload beside it. A header that is passed on must not keep it.
   out.flags = load<std::uint32_t>(bytes, kAtFlags) & ~kFlagNoChecksum;
   out.epoch = load<std::uint64_t>(bytes, kAtEpoch);
   out.sender = load_node(bytes, kAtSender, "sender role");
@@ -186,6 +196,7 @@ OpenedHeader open_header(std::span<const std::byte> header, std::uint64_t payloa
   out.offset = load<std::uint64_t>(bytes, kAtOffset);
   out.count = load<std::uint64_t>(bytes, kAtCount);
   out.codec_parameters = load<std::array<std::uint32_t, 4>>(bytes, kAtCodecParameters);
+  // No role is 0, so 0 stands for nobody.
   if (load<std::uint32_t>(bytes, kAtOnBehalf) != 0)
     out.on_behalf = load_node(bytes, kAtOnBehalf, "role on whose behalf");
   out.number = load<std::uint64_t>(bytes, kAtNumber);

@@ -31,6 +31,8 @@ constexpr std::uint32_t kSmallestNormal = kRebias + (1 << 23);  // 2^-14
 constexpr std::uint32_t kBeyondLargest = 0x47800000;            // 2^16: all from here on is infinite
 constexpr std::uint32_t kHalf = 0x3F000000;                     // 0.5, whose unit in the last place is 2^-24
 
+// Sums are added in float and rounded to 16 bits. The result is that of rounding the exact sum once: float
+// has at least 2 p + 2 digits (Figueroa, 1995). p is 11 for binary16 and 8 for bfloat16.
 float widen_float16(std::uint16_t half) {
   const std::uint32_t magnitude = (half & 0x7FFFU) << kMantissaShift;
   const std::uint32_t exponent = magnitude & 0x0F800000U;
@@ -46,6 +48,8 @@ float widen_float16(std::uint16_t half) {
 std::uint16_t narrow_to_float16(float value) {
   const std::uint32_t bits = as_bits(value);
   const std::uint32_t magnitude = bits & ~kSign;
+  // Half a unit less one bit, and one more where the last kept digit is odd: ties go to even. A carry into
+  // the exponent is right, and turns the largest into infinity.
   const std::uint32_t odd = (magnitude >> kMantissaShift) & 1U;
   const std::uint32_t normal = (magnitude - kRebias + 0xFFFU + odd) >> kMantissaShift;
   // Adding 0.5 rounds to its unit in the last place, which is that of subnormal halves.
@@ -60,6 +64,7 @@ float widen_bfloat16(std::uint16_t half) { return as_float(static_cast<std::uint
 
 std::uint16_t narrow_to_bfloat16(float value) {
   const std::uint32_t bits = as_bits(value);
+  // As above. A NaN could be carried into infinity, or lose all its digits, so it is replaced.
   const std::uint32_t rounded = bits + 0x7FFFU + ((bits >> 16) & 1U);
   const std::uint32_t nan = (bits & kSign) | kQuietNan;
   return static_cast<std::uint16_t>(choose((bits & ~kSign) > kInfinity, nan, rounded) >> 16);
@@ -88,6 +93,7 @@ std::size_t add_float16_by_eights(const std::uint16_t*, std::uint16_t*, std::siz
 }  // namespace
 
 void add_float16(const std::uint16_t* from, std::uint16_t* to, std::size_t count) noexcept {
+  // Asked at run time: the library is built for processors without F16C, too.
   const std::size_t done = has_float16_conversions() ? add_float16_by_eights(from, to, count) : 0;
   add_float16_portably(from + done, to + done, count - done);
 }

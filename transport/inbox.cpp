@@ -7,6 +7,8 @@ namespace gradwire::transport {
 void Inbox::post(Event event) {
   {
     const std::lock_guard lock(mutex_);
+    // A failure is the last event, so a Sink gets nothing that came after its cause. What came before is
+    // still handed over.
     if (failed()) return;
     events_.push_back(std::move(event));
   }
@@ -24,6 +26,7 @@ void Inbox::post_question(std::set<std::string> rounds) { post(Question{std::mov
 bool Inbox::post_failure(const std::string& text, Scope scope) {
   {
     const std::lock_guard lock(mutex_);
+    // The first cause is final. A caller that gets false does not report another one.
     if (failed()) return false;
     events_.push_back(Failure{text, scope});
     failure_ = text;
@@ -45,6 +48,7 @@ void Inbox::attach(Sink& sink) {
 void Inbox::detach() {
   std::unique_lock lock(mutex_);
   sink_ = nullptr;
+  // The Sink itself detaches: it would wait for its own call to end.
   if (calling_ && caller_ == std::this_thread::get_id()) return;
   changed_.wait(lock, [this] { return !calling_; });
 }
@@ -54,9 +58,11 @@ void Inbox::deliver() {
   caller_ = std::this_thread::get_id();
   while (sink_ != nullptr && !events_.empty()) {
     Sink& sink = *sink_;
+    // Taken off before the call: a Sink that throws does not get the event again.
     Event event = std::move(events_.front());
     events_.pop_front();
     calling_ = true;
+    // A Sink may post, fail or detach.
     lock.unlock();
     std::exception_ptr thrown;
     try {
@@ -65,6 +71,7 @@ void Inbox::deliver() {
       thrown = std::current_exception();
     }
     lock.lock();
+    // Before anything is rethrown, so that detach() ends also when the Sink has thrown.
     calling_ = false;
     changed_.notify_all();
     if (thrown) std::rethrow_exception(thrown);
@@ -91,6 +98,7 @@ void Inbox::call(Sink& sink, Event& event) {
 
 bool Inbox::wait() {
   std::unique_lock lock(mutex_);
+  // Events without a Sink are no reason to wake up: they wait for attach().
   changed_.wait(lock, [this] { return closed_ || (sink_ != nullptr && !events_.empty()); });
   return !closed_;
 }
@@ -111,6 +119,7 @@ std::string Inbox::failure() const {
 void Inbox::rethrow() const {
   if (!failed()) return;
   const std::lock_guard lock(mutex_);
+  // An exception of a type that says what to do: join again, mend the program, or end.
   if (scope_ == Scope::kGeneration) throw MembershipChanged(failure_);
   if (scope_ == Scope::kCalls) throw CallMismatch(failure_);
   throw TransportError(failure_);

@@ -33,6 +33,8 @@ Mirrors::Mirrors(std::uint32_t servers, std::uint32_t replicas) : servers_(serve
 std::optional<std::uint32_t> Mirrors::lose(std::uint32_t server) {
   const std::uint32_t mirror = mirror_of(server, servers_);
   const std::uint32_t mirrored = mirrored_by(server, servers_);
+  // Either this server was the last copy of what it mirrors, or its own mirror is dead and it was the last
+  // copy of what it keeps.
   if (heirs_.contains(mirrored) || heirs_.contains(mirror)) {
     const bool kept_for_other = heirs_.contains(mirrored);
     fault_ = name(kept_for_other ? mirrored : mirror) + " and " + name(server) +

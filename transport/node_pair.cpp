@@ -12,7 +12,9 @@ class Ear {
  public:
   void hear(Node from, std::vector<Frame> frames) {
     const std::lock_guard lock(mutex_);
+    // Under the lock, so that detach() waits for the call as Messenger::detach() must.
     if (sink_ != nullptr) return sink_->on_frames(from, std::move(frames));
+    // The other node may send before this one has its Sink, but after detach() nobody will take it.
     if (!detached_) early_.emplace_back(from, std::move(frames));
   }
 
@@ -76,6 +78,7 @@ class Colocated final : public Messenger {
   std::vector<PeerCounters> counters() const override { return messenger_->counters(); }
 
   void attach(Sink& sink) override {
+    // First what the other node has sent: it may be what a frame from elsewhere answers.
     own_->attach(sink);
     messenger_->attach(sink);
   }

@@ -31,6 +31,7 @@ std::string in_seconds(std::chrono::milliseconds time) {
 void check_route(Node self, const World& world, Node to, std::span<const Frame> frames) {
   const bool from_worker = self.role == Role::kWorker && to.role == Role::kServer;
   const bool from_server = self.role == Role::kServer && to.role == Role::kWorker;
+  // Both directions of either neighbour: with two servers they are the same node.
   const bool between_mirrors =
       self.role == Role::kServer && to.role == Role::kServer && world.replicas > 0 &&
       (to.rank == mirror_of(self.rank, world.servers) || self.rank == mirror_of(to.rank, world.servers));
@@ -39,6 +40,7 @@ void check_route(Node self, const World& world, Node to, std::span<const Frame> 
                                 "; workers send to servers and servers to workers, and with replicas to "
                                 "their mirrors");
   }
+  // from_server is the one case in which the receiver is a worker.
   const std::uint32_t known = from_server ? world.workers : world.servers;
   if (to.rank >= known) {
     throw std::invalid_argument("send: there is no " + to_string(to) + " in this job of " +
@@ -57,6 +59,7 @@ void check_exchange(Node self, std::string_view name) {
   if (self.role != Role::kWorker) {
     throw std::invalid_argument("exchange: " + to_string(self) + " called it; only workers take part");
   }
+  // On the wire a NUL separates the name from the blob.
   if (name.find('\0') != std::string_view::npos) {
     throw std::invalid_argument("exchange: the name has a NUL character; use printable text");
   }
@@ -64,6 +67,7 @@ void check_exchange(Node self, std::string_view name) {
 
 std::string exchange_wait_text(std::uint64_t sequence, std::string_view name,
                                const std::vector<std::uint32_t>& missing, std::chrono::milliseconds waited) {
+  // Rounded: nobody needs the milliseconds of a wait that is long enough to be reported.
   return "exchange " + std::to_string(sequence) + " ('" + std::string(name) + "') has waited " +
          in_seconds(std::chrono::round<std::chrono::seconds>(waited)) + " for " + list_workers(missing);
 }

@@ -45,6 +45,7 @@ using Bits = hn::RebindToUnsigned<Floats>;
 using Ints = hn::RebindToSigned<Floats>;
 using Quarters = hn::Rebind<std::uint8_t, Floats>;
 using Bytes = hn::Repartition<std::int8_t, Floats>;
+// Not wider than the smallest block, so that packing never reads beyond a block's codes.
 using Pairs = hn::CappedTag<std::uint16_t, kLeastBlock / 2>;
 using PairHalves = hn::Rebind<std::uint8_t, Pairs>;
 using Fours = hn::CappedTag<std::uint32_t, kLeastBlock / 4>;
@@ -58,6 +59,8 @@ using dense::HWY_NAMESPACE::NoResidual;
 constexpr std::size_t kLanes = hn::MaxLanes(Floats());
 constexpr std::size_t kPairLanes = hn::MaxLanes(Pairs());
 constexpr std::size_t kFourLanes = hn::MaxLanes(Fours());
+// Sums have kSumLanes lanes on every target, in one or more vectors: their order, and so their bits, are
+// those of lane_sums.h.
 constexpr std::size_t kSumVectors = kSumLanes / kLanes;
 constexpr std::size_t kAhead = 1536 / sizeof(float);  // elements that encode asks memory for in advance
 
@@ -72,12 +75,14 @@ HWY_INLINE BitVector Float8FromFloat(FloatVector value) {
   constexpr const Float8& kFormat = kFloat8<kCode>;
   const BitVector bits = hn::BitCast(Bits(), value);
   const BitVector magnitude = hn::Min(hn::AndNot(Splat(kSignBit), bits), Splat(kFormat.largest_bits));
+  // The sum is rounded where the smallest subnormal has its last bit, to nearest even, by the processor.
   const FloatVector small =
       hn::Add(hn::BitCast(Floats(), magnitude), hn::Set(Floats(), kFormat.subnormal_rounder));
   const BitVector subnormal = hn::Sub(hn::BitCast(Bits(), small), Splat(kFormat.rounder_bits()));
   const BitVector odd = hn::And(hn::ShiftRight<kFormat.shift()>(magnitude), Splat(1));
   const BitVector bias = Splat((1u << (kFormat.shift() - 1)) - 1 - kFormat.rebias());
   const BitVector normal = hn::ShiftRight<kFormat.shift()>(hn::Add(hn::Add(magnitude, bias), odd));
+  // Both are computed for all lanes. What the wrong one gives in a lane is not selected.
   const BitVector rounded =
       hn::IfThenElse(hn::Lt(magnitude, Splat(kFormat.smallest_normal_bits)), subnormal, normal);
   return hn::Or(rounded, hn::ShiftRight<24>(hn::And(bits, Splat(kSignBit))));
@@ -111,6 +116,7 @@ HWY_INLINE BitVector Nf4FromInt8(BitVector eight_bits) {
   const auto eight = hn::BitCast(d, eight_bits);
   const auto below = hn::LoadDup128(d, kBelowNf4Limits.data());
   auto passed = hn::Zero(d);  // limits
+  // Four steps find one of sixteen levels.
   for (std::int8_t step = 8; step > 0; step /= 2) {
     const auto next = hn::Or(passed, hn::Set(d, static_cast<std::int8_t>(step - 1)));
     const auto above = hn::Gt(eight, hn::TableLookupBytes(below, next));
@@ -133,10 +139,12 @@ HWY_INLINE BitVector CodesOf(FloatVector scaled) {
   if constexpr (kCode == Code::kE4m3 || kCode == Code::kE5m2) return Float8FromFloat<kCode>(scaled);
   if constexpr (kCode == Code::kNf4) return Nf4FromInt8(CodesOf<Code::kInt8>(scaled));
   if constexpr (kCode == Code::kNf2) {
+    // nf2_code_of() of normal_float.h.
     const auto is_large = hn::Ge(hn::Abs(scaled), hn::Set(Floats(), kBetweenLevels));
     const BitVector large = hn::IfThenElseZero(hn::RebindMask(Bits(), is_large), Splat(1));
     return hn::Or(hn::And(hn::ShiftRight<30>(hn::BitCast(Bits(), scaled)), Splat(2)), large);
   }
+  // Rounds to nearest even in the last bits of the sum, in the mode that every processor begins with.
   const FloatVector rounded = hn::Add(scaled, hn::Set(Floats(), kRounder));
   return hn::Sub(hn::BitCast(Bits(), rounded), Splat(std::bit_cast<std::uint32_t>(kRounder)));
 }
@@ -147,6 +155,7 @@ HWY_INLINE FloatVector ValuesOf(BitVector codes) {
   if constexpr (kCode == Code::kE4m3 || kCode == Code::kE5m2) return FloatFromFloat8<kCode>(codes);
   if constexpr (kCode == Code::kNf4) return ValuesOf<Code::kInt8>(Int8FromNf4(codes));
   if constexpr (kCode == Code::kNf2) {
+    // The large level is made from the small one by adding to its exponent.
     static_assert(std::bit_cast<std::uint32_t>(kLargeLevel) ==
                   std::bit_cast<std::uint32_t>(1.0f) + (1u << 24));
     const BitVector sign = hn::ShiftLeft<30>(hn::And(codes, Splat(2)));
@@ -155,6 +164,7 @@ HWY_INLINE FloatVector ValuesOf(BitVector codes) {
     return hn::BitCast(Floats(), hn::Or(sign, level));
   }
   constexpr int kUnused = 32 - static_cast<int>(code_bits(kCode));
+  // Up and down again: fills the upper bits with the code's sign, and drops what unpacking left there.
   const auto signs = hn::ShiftRight<kUnused>(hn::BitCast(Ints(), hn::ShiftLeft<kUnused>(codes)));
   return hn::ConvertTo(Floats(), signs);
 }
@@ -215,6 +225,7 @@ HWY_INLINE std::uint32_t Gather(const float* HWY_RESTRICT grad, Residual residua
                                 float* HWY_RESTRICT x, float& sum) {
   constexpr std::size_t kVectors = kSum ? kSumVectors : 1;
   const Floats d;
+  // Floats without a sign are in the order of their bits as integers, and NaN is above infinity.
   auto most = hn::Zero(Ints());
   FloatVector lanes[kVectors];
   for (FloatVector& lane : lanes) lane = hn::Zero(d);
@@ -228,6 +239,7 @@ HWY_INLINE std::uint32_t Gather(const float* HWY_RESTRICT grad, Residual residua
         residual.Prefetch(i + kAhead);
         v = hn::Add(residual.Load(i), v);
       }
+      // Kept for the second pass, in the first-level cache: gradient and residual are read once.
       hn::Store(v, d, x + i);
       most = hn::Max(most, hn::BitCast(Ints(), hn::Abs(v)));
       if constexpr (kSum) lanes[l] = hn::Add(lanes[l], hn::Abs(v));
@@ -249,6 +261,7 @@ HWY_INLINE float ScaleBySums(const float* HWY_RESTRICT x, std::size_t length, co
       if (begin + l * kLanes >= length) break;
       const FloatVector size = hn::Abs(hn::Load(d, x + begin + l * kLanes));
       const auto is_large = hn::Gt(size, limit);
+      // Adds 0 where the scalar rule adds nothing: a sum of magnitudes keeps its bits.
       lanes[l] = hn::Add(lanes[l], hn::IfThenElseZero(is_large, size));
       large.count += static_cast<std::uint32_t>(hn::CountTrue(d, is_large));
     }
@@ -295,6 +308,8 @@ void QuantiseDithered(const float* HWY_RESTRICT x, float scale, std::size_t bloc
   alignas(64) std::uint32_t words[Dither::kGroup];
   for (std::size_t i = 0; i < block; i += kLanes) {
     const std::size_t within = i % Dither::kGroup;
+    // Philox gives words for a group at a time. Groups are counted from the tensor's begin, so that any cut
+    // of it draws the same numbers.
     if (within == 0) {
       compress::HWY_NAMESPACE::WordsOfGroup(dither, (dither.position.offset + first + i) / Dither::kGroup,
                                             words);
@@ -330,6 +345,8 @@ bool EncodeBlocks(std::size_t block, const float* grad, Residual residual, std::
     std::byte* const to = codes + code_bytes(kCode, i);
     float sum = 0;
     const std::uint32_t most = Gather<scales_by_sums(kCode)>(grad + i, kept, block, x, sum);
+    // One infinity would be the scale of the whole block. The scalar rule leaves such elements out one by
+    // one.
     if (HWY_UNLIKELY(most >= kInfinityBits)) {
       nonfinite |= EncodeByElement<kCode>(block, grad + i, kept, block, scales, to, dither, i);
       continue;
@@ -338,6 +355,7 @@ bool EncodeBlocks(std::size_t block, const float* grad, Residual residual, std::
     const float scale =
         scales_by_sums(kCode) ? ScaleBySums(x, block, {largest_x, sum}) : scale_of(kCode, largest_x);
     store_scale(kCode, scale, scales);
+    // Codes of eight bits need no packing and go straight to the payload.
     auto* const target = code_bits(kCode) == 8 ? reinterpret_cast<std::uint8_t*>(to) : bytes;
     if (!is_integer(kCode) || dither == nullptr) {
       Quantise<kCode>(x, scale, block, target, kept);
@@ -347,6 +365,7 @@ bool EncodeBlocks(std::size_t block, const float* grad, Residual residual, std::
     if constexpr (code_bits(kCode) == 4) PackHalves(bytes, block, to);
     if constexpr (code_bits(kCode) == 2) PackQuarters(bytes, block, to);
   }
+  // Called before the `or`, and not skipped by it: the last block is encoded either way.
   return EncodeByElement<kCode>(block, grad + i, residual.from(i), elements - i, scales,
                                 codes + code_bytes(kCode, i), dither, i) ||
          nonfinite;
@@ -398,6 +417,7 @@ bool EncodeWith(Code code, std::size_t block, const float* grad, Residual residu
   switch (code) {
     case Code::kInt4:
       return EncodeBlocks<Code::kInt4>(block, grad, residual, elements, scales, codes, dither);
+    // Without a dither: only integers are rounded by chance (qsgd).
     case Code::kE4m3:
       return EncodeBlocks<Code::kE4m3>(block, grad, residual, elements, scales, codes, nullptr);
     case Code::kE5m2:

@@ -64,6 +64,7 @@ HWY_INLINE FloatVector LoadF16(const std::byte* from) {
 
 HWY_INLINE FloatVector StoreF16(FloatVector x, std::byte* to) {
   const FloatVector largest = hn::Set(Floats(), std::bit_cast<float>(kF16LargestBits));
+  // Clamped before, because the processor would round what is beyond to infinity.
   const auto half = hn::DemoteTo(Float16s(), hn::Clamp(x, hn::Neg(largest), largest));
   hn::StoreU(hn::BitCast(Halves(), half), Halves(), reinterpret_cast<std::uint16_t*>(to));
   return hn::PromoteTo(Floats(), half);
@@ -111,6 +112,7 @@ HWY_INLINE FloatVector Load(const std::byte* from) {
 /// Writes x, of which only lanes in `finite` are finite, and returns what a decoder will read.
 template <Format kFormat>
 HWY_INLINE FloatVector Store(FloatVector x, hn::Mask<Floats> finite, std::byte* to) {
+  // `none` sends NaN and infinity as they are; all others send 0 in their place.
   if constexpr (kFormat != Format::kF32) x = hn::IfThenElseZero(finite, x);
   if constexpr (kFormat == Format::kF16) return StoreF16(x, to);
   if constexpr (kFormat == Format::kBf16) return StoreBf16(x, to);
@@ -141,6 +143,7 @@ bool EncodeRun(const float* HWY_RESTRICT grad, Residual residual, std::size_t el
   constexpr std::size_t kWidth = bytes_per_element(kFormat);
   constexpr std::size_t kAhead = kAheadBytes / sizeof(float);
   const Floats d;
+  // One mask for the whole run: nothing branches on what elements are.
   auto all_fit = hn::Eq(hn::Zero(d), hn::Zero(d));
   std::size_t i = 0;
   for (; i + kLanes <= elements; i += kLanes) {
@@ -153,10 +156,14 @@ bool EncodeRun(const float* HWY_RESTRICT grad, Residual residual, std::size_t el
       x = hn::Add(kept, x);
     }
     const auto finite = Finite(x);
+    // Reported from where IEEE would round to infinity (fp16: 65520), though the largest finite value is
+    // sent.
     all_fit = hn::And(all_fit, Below(x, first_beyond(kFormat)));
     const FloatVector sent = Store<kFormat>(x, finite, out + i * kWidth);
+    // What was kept stays where x is not finite: one bad gradient must not spoil the residual for ever.
     if constexpr (Residual::kIsThere) residual.Store(hn::IfThenElse(finite, hn::Sub(x, sent), kept), i);
   }
+  // Before the `or`, which would skip it.
   const bool tail = EncodeTail<kFormat>(grad + i, residual.from(i), elements - i, out + i * kWidth);
   return tail || !hn::AllTrue(d, all_fit);
 }
@@ -171,6 +178,8 @@ bool SumRun(std::span<const Payload> payloads, std::size_t offset, std::size_t e
   for (; i + kLanes <= elements; i += kLanes) {
     const std::byte* const first = payloads[0].data() + offset + i * kWidth;
     hwy::Prefetch(first + kAheadBytes);
+    // Element by element through all payloads, in rank order: each output is written once, and devices add in
+    // the same order.
     FloatVector sum = Load<kFormat>(first);
     for (const Payload& payload : payloads.subspan(1)) {
       hwy::Prefetch(payload.data() + offset + i * kWidth + kAheadBytes);
@@ -225,6 +234,7 @@ void DecodeRun(const std::byte* HWY_RESTRICT payload, std::size_t head, std::siz
   constexpr std::size_t kWidth = bytes_per_element(kFormat);
   const Floats d;
   const FloatVector factor = hn::Set(d, scale);
+  // The elements before the first aligned vector.
   decode_scalar(kFormat, payload, head, scale, out);
   std::size_t i = head;
   for (; i + kLanes <= elements; i += kLanes) {
@@ -250,6 +260,7 @@ void DecodeAs(const std::byte* payload, std::size_t elements, float scale, float
 
 template <Format kFormat>
 void DecodeAs(const std::byte* payload, std::size_t elements, float scale, float* out) {
+  // A product with 1 may change a NaN's bits.
   if (scale == 1) return DecodeAs<kFormat, false>(payload, elements, scale, out);
   DecodeAs<kFormat, true>(payload, elements, scale, out);
 }

@@ -19,6 +19,8 @@ float* unit_of_sums() {
 }  // namespace
 
 void FloatSumCodec::expect_payloads(std::span<const Payload> payloads, std::size_t elements) const {
+  // These codecs have one length for a number of elements, so lengths are compared before any content is
+  // read.
   expect_payload_bytes(name_, payloads, max_encoded_size(elements), elements);
   for (std::size_t i = 0; i < payloads.size(); ++i) {
     const std::string wrong = fault(payloads[i], elements);
@@ -66,9 +68,11 @@ bool FloatSumCodec::encode_sums(std::span<const Payload> payloads, std::size_t e
                                 std::byte* out) const {
   float* const sums = unit_of_sums();
   bool nonfinite = false;
+  // A codec unit at a time, which encode_run() needs whole.
   for (std::size_t i = 0; i < elements; i += kUnitElements) {
     const Run unit{i, std::min(kUnitElements, elements - i), elements};
     sum_run(payloads, unit, sums);
+    // No position: a server draws no random numbers (README).
     nonfinite |= encode_run(sums, residual == nullptr ? nullptr : residual + i, unit, nullptr, out);
   }
   return nonfinite;
@@ -102,6 +106,7 @@ void FloatSumCodec::expect_reply(Payload reply, std::size_t ways, ReplyKind kind
   expect_ways(name_, ways);
   if (kind == ReplyKind::kExact) throw DecodeError(std::string(name_) + ": has no exact reply");
   expect_bytes(name_, "the reply", reply.size(), max_reply_size(elements, ways, kind), elements);
+  // Any bits are floats.
   if (kind == ReplyKind::kFp32) return;
   const std::string wrong = fault(reply, elements);
   if (!wrong.empty()) throw DecodeError(std::string(name_) + ": the reply: " + wrong);

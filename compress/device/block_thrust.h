@@ -57,6 +57,7 @@ GRADWIRE_HOST_DEVICE inline std::uint32_t load_codes(block::Code code, const std
   if (count == kItemElements && block::code_bits(code) == 8) return load_aligned<std::uint32_t>(from);
   if (count == kItemElements && block::code_bits(code) == 4) return load_aligned<std::uint16_t>(from);
   std::uint32_t word = 0;
+  // The last item of a payload: a word would read beyond it.
   for (std::size_t b = 0; b < block::code_bytes(code, count); ++b)
     word |= std::to_integer<std::uint32_t>(from[b]) << (8 * b);
   return word;
@@ -85,6 +86,7 @@ struct BlockSumSource {
     Four values;
     for (std::size_t j = 0; j < kItemElements; ++j) {
       const auto bits = static_cast<std::uint8_t>(codes >> (j * width) & ((1u << width) - 1));
+      // Two roundings, product and sum, as on a CPU: nvcc gets --fmad=false.
       values.x[j] = block::value_of(layout.code, bits) * scale;
     }
     return values;
@@ -170,6 +172,7 @@ struct ScaleBlock {
     return block::scale_of(layout.code, part.most);
   }
   GRADWIRE_HOST_DEVICE float by_sums(std::size_t begin, std::size_t length) const {
+    // One item plays the parts of a group, so that the sum has the written order of lanes.
     SumPart parts[kGroupItems];
     for_each_item(begin, length, [&](std::size_t i, std::size_t j, float x) { parts[i].add(j, x); });
     add_up(parts);
@@ -187,6 +190,7 @@ struct ScaleBlock {
     for (std::size_t at = 0; at < length; at += kItemElements) {
       const ItemInput input = read_item(source, residual, begin + at, begin + length);
       nonfinite |= for_each_sent(layout.code, residual, input, [&](std::size_t j, float x) {
+        // Where this element lies if a group holds the block: item, and lane of the item.
         take(at / kItemElements % kGroupItems, j, x);
       });
     }
@@ -206,6 +210,7 @@ GRADWIRE_HOST_DEVICE inline void encode_four(const BlockLayout& layout, const Re
     const float x = block::to_send(layout.code, sum, input.kept.x[j]);
     const std::uint8_t bits = block::code_of(layout.code, x * inverse);
     codes |= std::uint32_t{bits} << (j * block::code_bits(layout.code));
+    // An element that is not finite leaves its residual, as block::encode_block_scalar() has it.
     if (is_finite(sum) || !block::has_zero(layout.code))
       input.kept.x[j] = x - block::value_of(layout.code, bits) * scale;
   }
@@ -249,6 +254,8 @@ struct HeldBlock {
   static constexpr bool holds(std::size_t block) { return block % kRow == 0 && block / kRow <= kMostRows; }
 
   GRADWIRE_HOST_DEVICE Part begin(std::size_t group, std::size_t item, Held& held) const {
+    // A constant number of rows, unrolled, keeps them in registers. Rows beyond a smaller block read as
+    // nothing.
     GRADWIRE_UNROLL
     for (std::size_t row = 0; row < kMostRows; ++row) {
       held.rows[row] = read_item(source, residual, first_of(group, item, row), layout.end_of(group));
@@ -270,6 +277,7 @@ struct HeldBlock {
     return nonfinite;
   }
   GRADWIRE_HOST_DEVICE void encode(std::size_t group, std::size_t item, const Held& held, float scale) const {
+    // All items have computed the same scale. One writes it.
     if (item == 0) store_aligned_scale(layout.code, scale, out + layout.scale_offset(group * layout.block()));
     GRADWIRE_UNROLL
     for (std::size_t row = 0; row < kMostRows; ++row) {
@@ -308,6 +316,7 @@ struct EncodeBySums : HeldBlock<Source, SumPart> {
 
   GRADWIRE_HOST_DEVICE LargePart refine(std::size_t group, std::size_t, Held& held,
                                         const SumPart& sum) const {
+    // Both sums are needed for the scale, and the second one replaces what the fold holds.
     held.block = sum;
     const float limit = block::limit_of(sum.total(), this->length_of(group));
     LargePart part;
@@ -333,6 +342,7 @@ struct BlockTwinForm {
     const BlockLayout layout{code, block, elements};
     const Residual kept(residual);
     const std::size_t blocks = block::scale_count(elements, block);
+    // Two kernels: every item of the second needs the scale of its whole block.
     if (!HeldBlock<Source, SumPart>::holds(block)) {
       backend.each(blocks, ScaleBlock<Source>{source, layout, kept, out, work.report});
       backend.each(item_count(elements), EncodeBlockItem<Source>{source, layout, kept, out});

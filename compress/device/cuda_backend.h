@@ -17,6 +17,7 @@
 
 namespace gradwire::compress {
 
+// Whole warps: the two groups of a warp shuffle together.
 inline constexpr std::size_t kFoldThreads = 128;
 
 /// Adds to a part that of the thread whose number differs in these bits. Both get the same sum.
@@ -29,12 +30,14 @@ __device__ void add_other(Part& part, unsigned bits) {
   for (std::uint32_t& word : words) word = __shfl_xor_sync(~0u, word, bits);
   Part other;
   memcpy(&other, words, sizeof other);
+  // Addition commutes, so a + b here and b + a in the other thread have the same bits.
   part.add(other);
 }
 
 /// As add_up(), over the threads of half a warp, which all get the sum.
 template <typename Part>
 __device__ void add_up_group(Part& part) {
+  // Differences of 8, 4, 2 and 1 stay within half a warp, and are the order of add_up() on the host.
   for (unsigned half = kGroupItems / 2; half > 0; half /= 2) add_other(part, half);
 }
 
@@ -46,6 +49,7 @@ __global__ void __launch_bounds__(kFoldThreads) fold_groups(std::size_t groups, 
   const std::size_t item = thread % kGroupItems;
   typename Work::Held held;
   typename Work::Part part{};
+  // Threads beyond the last group add zeros and do not return: a shuffle waits for every thread of its mask.
   if (group < groups) part = work.begin(group, item, held);
   add_up_group(part);
   if constexpr (FoldsTwice<Work>) {

@@ -40,6 +40,7 @@ class CudaDevice final : public Device {
 
   Memory allocate(std::size_t bytes) const override {
     void* memory = nullptr;
+    // cudaMalloc gives null for 0 bytes, and a null address means elsewhere that there is no memory.
     expect_cuda(cudaMalloc(&memory, bytes == 0 ? 1 : bytes),
                 "allocate " + std::to_string(bytes) + " bytes of " + name());
     return {static_cast<std::byte*>(memory), [](std::byte* at) { cudaFree(at); }};
@@ -47,6 +48,7 @@ class CudaDevice final : public Device {
 
   Memory allocate_pinned(std::size_t bytes) const override {
     void* memory = nullptr;
+    // Portable: pinned for every device of the process, not for the current one alone.
     expect_cuda(cudaHostAlloc(&memory, bytes == 0 ? 1 : bytes, cudaHostAllocPortable),
                 "pin " + std::to_string(bytes) + " bytes of the host");
     return {static_cast<std::byte*>(memory), [](std::byte* at) { cudaFreeHost(at); }};
@@ -54,6 +56,7 @@ class CudaDevice final : public Device {
 
   std::shared_ptr<const DeviceStream> open_stream() const override {
     cudaStream_t stream = nullptr;
+    // Not blocking: else it would wait for whatever the framework does on the legacy default stream.
     expect_cuda(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "create a stream");
     return {new DeviceStream{number_, stream}, [](const DeviceStream* opened) {
               cudaStreamDestroy(stream_of(*opened));
@@ -64,6 +67,7 @@ class CudaDevice final : public Device {
   Mark mark(void* handle) const override {
     cudaEvent_t event = nullptr;
     expect_cuda(cudaEventCreateWithFlags(&event, cudaEventDisableTiming), "create an event");
+    // Owned before it is recorded, which may throw.
     Mark mark(event, [](void* made) { cudaEventDestroy(static_cast<cudaEvent_t>(made)); });
     expect_cuda(cudaEventRecord(event, static_cast<cudaStream_t>(handle)), "record an event");
     return mark;
@@ -75,6 +79,7 @@ class CudaDevice final : public Device {
   }
 
   void copy(const void* from, void* to, std::size_t bytes, const DeviceStream& stream) const override {
+    // Default: CUDA finds out from the addresses which side each of them is on.
     expect_cuda(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, stream_of(stream)), "enqueue a copy");
   }
 

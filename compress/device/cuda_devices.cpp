@@ -16,6 +16,8 @@ std::string reason(cudaError_t status) {
   int driver = 0;
   cudaDriverGetVersion(&driver);
   if (driver == 0) return "no NVIDIA driver was found on this machine";
+  // A driver runs all minor versions of its major one (CUDA's minor version compatibility), so only that
+  // counts.
   if (driver < CUDART_VERSION / 1000 * 1000) {
     return "the NVIDIA driver supports CUDA " + version_text(driver) + ", this build needs " +
            version_text(CUDART_VERSION / 1000 * 1000) + "; update the driver";
@@ -36,6 +38,7 @@ CudaDevices cuda_devices() {
   CudaDevices devices;
   const cudaError_t status = cudaGetDeviceCount(&devices.count);
   if (status == cudaSuccess && devices.count > 0) return devices;
+  // The error is reported by the text, and must not be the next call's.
   cudaGetLastError();
   return {0, status == cudaSuccess ? "the NVIDIA driver lists no device" : reason(status)};
 }

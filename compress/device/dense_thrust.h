@@ -35,6 +35,7 @@ struct Residual {
   }
   /// Residual + value, or the value alone, which keeps its bits.
   GRADWIRE_HOST_DEVICE float add(float kept, float value) const noexcept {
+    // Not value + 0, which would make +0 of -0.
     return values == nullptr ? value : kept + value;
   }
 };
@@ -67,6 +68,7 @@ struct EncodeDense {
 
   GRADWIRE_HOST_DEVICE void operator()(std::size_t item) const {
     const std::size_t first = item * kItemElements;
+    // Elements that an item lacks are read as 0, and neither written nor reported.
     const std::size_t count = item_elements(elements, first);
     const Four values = source.four(first, count);
     Four kept = residual.load(first, count);

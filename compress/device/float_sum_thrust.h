@@ -59,6 +59,8 @@ class FloatSumDeviceCodec : public DeviceCodec {
     }
     const std::size_t bytes = expect_reply_room(payloads, elements, kind, residual, out, work);
     Backend backend(work.stream);
+    // A source: where the form allows it, payloads are summed while the reply is made, without an array for
+    // the sum.
     const auto sum = form_.sum(backend, block_of(payloads), elements, work);
     if (kind == ReplyKind::kSame) {
       form_.encode(backend, sum, residual, elements, out.data(), work);
@@ -70,6 +72,7 @@ class FloatSumDeviceCodec : public DeviceCodec {
 
   void decode_reply(const DevicePayload& reply, std::size_t ways, ReplyKind kind, float factor,
                     std::span<float> out, std::span<UnitScale>, const DeviceWork& work) const override {
+    // The host's copy is checked, with the CPU codec's messages: kernels read what is known to be whole.
     host_codec().expect_reply(reply.host, ways, kind, out.size());
     expect_aligned(codec().name(), "the reply", reply.device);
     Backend backend(work.stream);

@@ -96,9 +96,13 @@ struct MeasureSent {
     for_each_row(source, residual, elements, block, item, [&](std::size_t first, const ItemInput& input) {
       const CountedFour counted(residual, input);
       const std::size_t word = first % two_bit::kBlockElements / one_bit::kWordElements;
+      // A word is sent if any of its elements is not 0. The eight items that hold it each set the bit that
+      // they know.
       part.sent_words |= (counted.any() ? 1u : 0u) << word;
       for (std::size_t j = 0; j < kItemElements; ++j) {
         const float x = residual.add(input.kept.x[j], input.values.x[j]);
+        // Into the lane of j in every row, as lane_sums.h has it: the sum has the bits of
+        // one_bit::encode_scalar().
         if (j < input.count && is_finite(x)) part.sums.add(j, magnitude(x), false);
       }
     });
@@ -109,6 +113,7 @@ struct MeasureSent {
     for (std::size_t word = 0; word < kBlockWords; ++word) {
       const std::size_t first = block * two_bit::kBlockElements + word * one_bit::kWordElements;
       if ((part.sent_words >> word & 1) == 0) continue;
+      // The last word of a tensor may have fewer elements, and the mean is over elements.
       const std::size_t left = elements - first;
       part.sums.selected_count +=
           static_cast<std::uint32_t>(left < one_bit::kWordElements ? left : one_bit::kWordElements);
@@ -122,6 +127,7 @@ struct StoreMean {
   std::byte* out;
 
   GRADWIRE_HOST_DEVICE void operator()(std::size_t unit, const UnitTotals& totals) const {
+    // Divided in double and rounded once, as FORMAT.md has it and the CPU does.
     const double sum = totals.all;
     const std::uint32_t sent = totals.selected_count;
     const float mean = sent == 0 ? 0 : static_cast<float>(sum / static_cast<double>(sent));
@@ -132,6 +138,8 @@ struct StoreMean {
 /// Encodes eight words of bits that a group of items holds at once, as one_bit::encode_scalar() does.
 template <typename Source>
 struct EncodeSigns {
+  // A row is 64 elements of half a warp, two words of bits. Four rows are in flight at once, which hides the
+  // latency of memory and still fits in registers.
   static constexpr std::size_t kRows = 4;
   static constexpr std::size_t kRow = kGroupItems * kItemElements;
   static constexpr std::size_t kGroupElements = kRows * kRow;
@@ -193,6 +201,7 @@ struct EncodeSigns {
       const bool is_sent = (part.sent_words >> (row * kRowWords + item / kWordItems) & 1) != 0;
       const std::uint32_t word = one_bit::word_to_send(signs, !is_sent, levels.zeros);
       if (first - item % kWordItems * kItemElements >= elements) continue;  // there is no such word
+      // All eight items of a word know it after the fold. One writes it.
       if (item % kWordItems == 0) store_aligned(word, out + levels.per_unit_bytes + first / 8);
       if (first >= elements) continue;
       const bool zeros = one_bit::stands_for_zeros(word, levels.zeros);

@@ -135,9 +135,11 @@ struct CountDigit {
   GRADWIRE_HOST_DEVICE void operator()(std::size_t item) const {
     const std::uint32_t bits = sparse::magnitude_bits(scratch.x[item]);
     const std::size_t unit = item / kUnitElements;
+    // 64 bits: at the first digit the shift is by 32, which 32 bits do not allow.
     const std::uint64_t above = ~std::uint64_t{0} << (shift + kTopKDigitBits);
     if ((bits & above) != (scratch.units[unit].prefix & above)) return;
     std::uint32_t& bin = scratch.bins[unit * kTopKBins + (bits >> shift) % kTopKBins];
+    // Integers: their sum does not depend on the order of the items.
     cuda::atomic_ref<std::uint32_t, cuda::thread_scope_device>(bin).fetch_add(1, cuda::memory_order_relaxed);
   }
 };
@@ -153,8 +155,10 @@ struct ChooseDigit {
     bool is_found = false;
     for (std::uint32_t digit = kTopKBins; digit-- > 0;) {
       const std::uint32_t count = bins[digit];
+      // For the next digit, also after this one is found: a pass of its own is spared.
       bins[digit] = 0;
       if (is_found) continue;
+      // From the largest digit down: these elements are all sent, and the bound lies below them.
       if (count < unit.left) {
         unit.left -= count;
       } else {
@@ -213,7 +217,11 @@ struct SendChunk {
     auto [above, equal] = scratch.chunks[item];
     for (std::size_t i = begin; i < begin + kTopKChunkElements && i < layout.elements; ++i) {
       const std::uint32_t bits = sparse::magnitude_bits(scratch.x[i]);
+      // Of equal ones the first are sent, as on a CPU: `equal` counts those before this one in the whole
+      // unit.
       if (bits < bound || (bits == bound && equal >= ties)) continue;
+      // Elements above the bound and ties that are sent, before this one: its place in ascending order of
+      // indices.
       send(unit, above + (equal < ties ? equal : ties), i);
       (bits == bound ? equal : above) += 1;
     }
@@ -228,6 +236,7 @@ struct SendChunk {
     } else {
       store(element.bits, value);
     }
+    // The residual holds x since Accumulate, so what stays is x - sent.
     if (residual != nullptr) residual[i] -= dense::float_from_bits(layout.values, element.bits);
     if (element.beyond) report_value(report->nonfinite, 1);
   }
@@ -248,6 +257,7 @@ struct AddSent {
     const std::byte* const value = payload + layout.value_offset(unit, position);
     const std::uint32_t bits = dense::bytes_per_element(layout.values) == 2 ? load<std::uint16_t>(value)
                                                                             : load<std::uint32_t>(value);
+    // Indices ascend within a unit (checked on the host), so no two items of a run add to one element.
     out[unit * kUnitElements + index] += dense::float_from_bits(layout.values, bits);
   }
 };
@@ -279,6 +289,7 @@ struct TopKTwinForm {
     backend.each(item_count(elements),
                  Accumulate<Source>{source, Residual(residual), elements, scratch.x, work.report});
     backend.each(units * kTopKBins, BeginTopK{layout, scratch});
+    // From the upper digit down: each pass counts only what has the digits that were found before.
     for (unsigned shift = 32; shift > 0;) {
       shift -= kTopKDigitBits;
       backend.each(elements, CountDigit{scratch, shift});

@@ -46,6 +46,7 @@ struct EncodeBlock {
         const float x = residual.add(input.kept.x[j], input.values.x[j]);
         const unsigned code =
             four.take(j, x, threshold, scale.level, two_bit::NonFinite::kSkip, input.kept.x[j]);
+        // The same sums as MeasureBlock makes, so gradient and residual are read once.
         if (is_finite(x)) part.add(j, magnitude(x), code != 0);
       }
       // Behind the last element, the rest of its word is 0.
@@ -69,6 +70,7 @@ struct WritePayloadUnit {
   std::byte* out;
 
   GRADWIRE_HOST_DEVICE void operator()(std::size_t unit, const UnitTotals& totals) const {
+    // One item writes the head: every other unit would write the same bytes at the same time.
     if (unit == 0) two_bit::write_head(form, elements, out);
     store(two_bit::PayloadUnit{scales == nullptr ? 0 : scales[unit].level, totals.all, totals.selected,
                                totals.selected_count},
@@ -89,6 +91,8 @@ struct WriteReplyUnit {
   GRADWIRE_HOST_DEVICE void operator()(std::size_t unit) const {
     if (unit == 0) two_bit::write_head(form, elements, out);
     RoundSums sums;
+    // In rank order in double, as Round::next() of two_bit_auto.cpp: the next scale has the same bits on
+    // every side.
     for (std::size_t way = 0; way < payloads.ways; ++way) {
       sums.add(two_bit::load_unit<two_bit::PayloadUnit>(payloads.at(way), unit));
     }
@@ -106,6 +110,7 @@ struct ChooseThreshold {
 
   GRADWIRE_HOST_DEVICE void operator()(std::size_t unit, const UnitTotals& totals) const {
     const float threshold = agreed_threshold(scale, totals.all, two_bit::unit_elements(elements, unit));
+    // A level above 0 lets MeasureBlock select by the threshold. No element is sent with it.
     scales[unit] = {threshold, threshold};
   }
 };
@@ -157,6 +162,8 @@ class TwoBitAutoDeviceCodec final : public DeviceCodec {
     const UnitScratch scratch(work.scratch, elements);
     std::byte* const body = out.data() + two_bit::body_offset(elements);
     Backend backend(work.stream);
+    // Agreed scales need one pass. Without any, the payload is of floats, and what would be sent is only
+    // measured.
     if (!scales.empty()) {
       backend.fold(block_count(elements),
                    EncodeBlock<FloatSource>{source, Residual(residual), scales.data(), elements,
@@ -219,6 +226,7 @@ class TwoBitAutoDeviceCodec final : public DeviceCodec {
       headers.requantised = scratch.scales;
       body_bytes = two_bit::packed_bytes(elements);
     }
+    // Last: a reply that was made anew has the levels that its codes were made with.
     backend.each(unit_count(elements), headers);
     return two_bit::body_offset(elements) + body_bytes;
   }

@@ -55,6 +55,7 @@ struct EncodeCodes {
 
   GRADWIRE_HOST_DEVICE void operator()(std::size_t item) const {
     const std::size_t first = item * kItemElements;
+    // The payload is whole words of codes, and has a byte for items behind the last element.
     if (first >= elements) {
       out[item] = std::byte{0};
       return;
@@ -118,13 +119,16 @@ struct DecodePlanes {
       for (std::size_t j = 0; j < kItemElements; ++j) counts[j] |= (four >> j & 1) << bit;
     }
     for (const std::uint32_t count : counts) {
+      // Reported, since a kernel cannot throw: check_report() on the host refuses the reply later.
       if (count > 2 * ways) report_value(report->bad_count, count);
     }
+    // After the check: bits of absent elements are part of the format, too.
     if (first >= elements) return;
     const float level = levels.at_element(first);
     Four values;
     for (std::size_t j = 0; j < kItemElements; ++j) {
       const auto sum = static_cast<std::int32_t>(counts[j]) - static_cast<std::int32_t>(ways);
+      // In this order, as the CPU decodes first and multiplies by the factor of a mean after that.
       values.x[j] = static_cast<float>(sum) * level * factor;
     }
     store_four(values, item_elements(elements, first), whole, out + first);
@@ -134,6 +138,7 @@ struct DecodePlanes {
 template <typename Backend, typename Source>
 void encode_codes(Backend& backend, const Source& source, const Scales& scales, two_bit::NonFinite rule,
                   std::span<float> residual, std::size_t elements, std::byte* out, DeviceReport* report) {
+  // An item is one byte of codes: four elements, never of two units.
   backend.each(two_bit::packed_bytes(elements),
                EncodeCodes<Source>{source, scales, rule, Residual(residual), elements, out, report});
 }

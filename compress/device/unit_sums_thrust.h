@@ -84,6 +84,7 @@ GRADWIRE_HOST_DEVICE void for_each_row(const Source& source, const Residual& res
                                        std::size_t block, std::size_t item, const Take& take) {
   const std::size_t begin = block * two_bit::kBlockElements + item * kItemElements;
   for (std::size_t row = 0; row < two_bit::kBlockElements; row += kRowsAhead * kSumLanes) {
+    // Loads first, and then the additions: a chain of additions would wait for memory in each row.
     ItemInput inputs[kRowsAhead];
     GRADWIRE_UNROLL
     for (std::size_t ahead = 0; ahead < kRowsAhead; ++ahead) {
@@ -123,12 +124,14 @@ struct MeasureBlock {
     for_each_row(source, residual, elements, block, item, [&](std::size_t, const ItemInput& input) {
       for (std::size_t j = 0; j < kItemElements; ++j) {
         const float x = magnitude(residual.add(input.kept.x[j], input.values.x[j]));
+        // In the rows' order, into the lane of j: the bits are those of two_bit::measure_scalar().
         if (j < input.count && is_finite(x)) part.add(j, x, x >= threshold);
       }
     });
     return part;
   }
   GRADWIRE_HOST_DEVICE void end(std::size_t block, std::size_t item, const Held&, const Part& sums) const {
+    // All items of a group have the sum. One writes it.
     if (item == 0) keep_block(block, sums, measures);
   }
 };
@@ -156,6 +159,7 @@ struct FoldUnit {
     Part part;
     for (std::size_t j = 0; j < kItemElements; ++j) {
       const std::size_t block = item * kItemElements + j;
+      // Blocks behind the last element are in scratch that nobody wrote.
       if (block >= blocks) continue;
       part.all.lanes.x[j] = measures[unit].all[block];
       part.selected.lanes.x[j] = measures[unit].selected[block];

@@ -98,16 +98,20 @@ bool EncodeRun(const float* HWY_RESTRICT grad, float* HWY_RESTRICT residual, std
     const Word word = LoadWord<kResidual>(grad + i, kResidual ? residual + i : nullptr);
     const std::uint32_t signs = Signs(word, threshold);
     const bool marks = code.zeros == Zeros::kMarked;
+    // Both are rare: an element that is not finite counts as 0, and signs that look like the mark lose one of
+    // them.
     if (HWY_UNLIKELY(!word.Finite() || (marks && signs == kZeroWord))) {
       nonfinite |=
           encode_scalar(grad + i, kResidual ? residual + i : nullptr, kWordElements, code, out + i / 8);
       continue;
     }
+    // Without a mark a zero has a sign like any other element: it sends +level, and keeps -level.
     const bool all_zero = marks && word.Zero();
     store(word_to_send(signs, all_zero, code.zeros), out + i / 8);
     if constexpr (kResidual) {
       for (std::size_t v = 0; v < kVectors; ++v) {
         const auto sent = hn::IfThenElse(hn::Ge(word.x[v], threshold), up, down);
+        // The x of a word of zeros are kept as they are, which keeps the sign of each zero.
         hn::StoreU(all_zero ? word.x[v] : hn::Sub(word.x[v], sent), d, residual + i + v * kLanes);
       }
     }
@@ -128,6 +132,7 @@ std::size_t SentRun(const float* HWY_RESTRICT grad, const float* HWY_RESTRICT re
   std::size_t i = 0;
   for (; i + kWordElements <= elements; i += kWordElements) {
     const Word word = LoadWord<kResidual>(grad + i, kResidual ? residual + i : nullptr);
+    // By element: what is not finite counts as 0, and the rest of the word may be 0, too.
     if (HWY_UNLIKELY(!word.Finite())) {
       sent += sent_elements_scalar(grad + i, kResidual ? residual + i : nullptr, kWordElements);
     } else {
@@ -152,6 +157,7 @@ void DecodeRun(const std::byte* HWY_RESTRICT packed, std::size_t elements, const
   for (; i + kWordElements <= elements; i += kWordElements) {
     const auto word = load<std::uint32_t>(packed + i / 8);
     const bool zeros = stands_for_zeros(word, code.zeros);
+    // The payload has element 0 in the highest bit of a byte, as MXNet's; masks have it in the lowest.
     const std::uint64_t signs = ReverseInBytes(word);
     for (std::size_t v = 0; v < kVectors; ++v) {
       const std::uint64_t bits = signs >> (v * kLanes);

@@ -38,6 +38,7 @@ const ParameterValue* find_parameter(const CodecSpec& spec, std::string_view nam
 
 bool parse_number(std::string_view text, double& value) noexcept {
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  // from_chars stops at the first other character: "1.5x" must be no number.
   return error == std::errc() && end == text.data() + text.size();
 }
 
@@ -58,6 +59,7 @@ float positive_float(const CodecSpec& spec, std::string_view name, float default
                      std::string_view others) {
   const ParameterValue* const given = find_parameter(spec, name);
   if (given == nullptr) return default_value;
+  // Narrowed before it is checked: what float32 makes 0 or infinite is refused.
   const auto value = static_cast<float>(number_or(*given, 0));
   if (!positive_and_finite(value)) {
     throw std::invalid_argument(spec.name + ": " + std::string(name) + "=" + parameter_text(*given) +
@@ -74,6 +76,7 @@ std::size_t power_of_two(const CodecSpec& spec, std::string_view name, std::size
   if (given == nullptr) return default_value;
   const double number = number_or(*given, 0);
   for (std::size_t value = least; value <= most; value *= 2) {
+    // Compared and not converted: a number that no integer holds must not be cast.
     if (static_cast<double>(value) == number) return value;
   }
   throw std::invalid_argument(spec.name + ": " + std::string(name) + "=" + parameter_text(*given) +
@@ -85,6 +88,7 @@ std::uint32_t seed_of(const CodecSpec& spec) {
   const ParameterValue* const given = find_parameter(spec, "seed");
   if (given == nullptr) return 0;
   const double number = number_or(*given, -1);
+  // A NaN fails the first comparison.
   if (number >= 0 && number <= std::numeric_limits<std::uint32_t>::max() && std::floor(number) == number) {
     return static_cast<std::uint32_t>(number);
   }
@@ -122,6 +126,7 @@ std::size_t power_of_two_from_wire(std::string_view codec, std::string_view name
 
 void expect_unused_from_wire(std::string_view codec, const WireParameters& parameters, std::size_t first) {
   for (std::size_t i = first; i < parameters.size(); ++i) {
+    // A later version may use it, and means something that this one would ignore.
     if (parameters[i] == 0) continue;
     throw DecodeError(std::string(codec) + ": the frame's parameter " + std::to_string(i) + " is " +
                       std::to_string(parameters[i]) + ", expected 0");

@@ -27,6 +27,7 @@ std::uint32_t load_u32(Payload payload, std::size_t at) {
 
 /// How many segments the table has, once it is known to be there.
 std::size_t segment_count(Payload payload) {
+  // How many rows the bytes can hold, by division: a hostile count cannot overflow, and takes no memory.
   const std::size_t most = payload.size() < kHeadBytes ? 0 : (payload.size() - kHeadBytes) / kRowBytes;
   const std::size_t count = payload.size() < kHeadBytes ? 0 : load_u32(payload, 0);
   if (count == 0 || count > most || load_u32(payload, 4) != 0) {
@@ -69,7 +70,9 @@ class Segmented::Writer {
   void add(std::uint32_t elements, const Encoded& encoded) {
     const std::uint32_t row[2] = {elements, static_cast<std::uint32_t>(encoded.bytes)};
     std::memcpy(out_.data() + table_bytes(segment_++), row, sizeof(row));
+    // Padding is sent and checksummed, so it must not be what the memory held before.
     std::memset(out_.data() + at_ + encoded.bytes, 0, padded(encoded.bytes) - encoded.bytes);
+    // Each segment begins at a multiple of 8, as codecs and their device twins expect of a payload.
     at_ += padded(encoded.bytes);
     total_.nonfinite = total_.nonfinite || encoded.nonfinite;
   }
@@ -91,6 +94,7 @@ class Segmented::Reader {
  public:
   Reader(std::span<const Payload> payloads, std::span<const std::uint32_t> expected)
       : payloads_(payloads), at_(payloads.size(), table_bytes(expected.size())), views_(payloads.size()) {
+    // All payloads before any is summed: a damaged one must leave no half of a sum behind.
     for (std::size_t way = 0; way < payloads.size(); ++way) check(way, expected);
   }
 
@@ -112,6 +116,7 @@ class Segmented::Reader {
     check_table(payload, name, expected);
     std::size_t end = table_bytes(expected.size());
     for (std::size_t i = 0; i < expected.size(); ++i) end += padded(load_u32(payload, table_bytes(i) + 4));
+    // With this, next() cannot leave the payload, and there is one form of each run.
     if (end != payload.size()) refuse(name, "bytes", payload.size(), end);
   }
 
@@ -136,6 +141,7 @@ class Segmented::SummedReader {
     for (std::size_t way = 0; way < round.ways; ++way) {
       const std::string name = payload_name(way, round.ways);
       check_table(round.heads[way], name, codec.segment_elements_);
+      // Heads of segments have no padding, unlike their payloads.
       const std::size_t expected = codec.head_bytes(codec.elements_);
       if (round.heads[way].size() != expected)
         refuse(name, "bytes of head", round.heads[way].size(), expected);
@@ -178,6 +184,7 @@ std::vector<std::uint32_t> Segmented::segments_of(Payload payload, std::size_t e
   for (std::size_t i = 0; i < segments.size(); ++i) {
     segments[i] = load_u32(payload, table_bytes(i));
     total += segments[i];
+    // The constructor refuses it as misuse. From a peer it is damage, which is another error.
     if (segments[i] == 0) throw DecodeError("segments: segment " + std::to_string(i) + " has no element");
   }
   if (total != elements) {
@@ -232,6 +239,7 @@ Encoded Segmented::encode(std::span<const float> grad, std::span<float> residual
   std::size_t at = 0, unit = 0;
   for (const std::uint32_t elements : segment_elements_) {
     const std::size_t units = compress::unit_count(elements);
+    // Each segment counts as whole units, so no two of them draw the same random numbers.
     const Position place{position.key, position.rank, position.step, position.offset + unit * kUnitElements};
     writer.add(elements, inner_.encode(grad.subspan(at, elements),
                                        residual.empty() ? residual : residual.subspan(at, elements),
@@ -288,6 +296,7 @@ std::size_t Segmented::head_bytes(std::size_t) const noexcept {
   return bytes;
 }
 
+// One segment without codes is enough: the run is one payload, and is summed or gathered as a whole.
 bool Segmented::holds_codes(Payload payload) const noexcept {
   Reader reader({&payload, 1}, segment_elements_);
   return std::ranges::all_of(segment_elements_, [&](std::uint32_t) {
@@ -299,6 +308,7 @@ void Segmented::write_head(Payload payload, std::size_t elements, std::span<std:
   require_elements(elements);
   Reader reader({&payload, 1}, segment_elements_);
   std::size_t at = table_bytes(segment_elements_.size());
+  // The table of a head is that of the payload, lengths included: SummedReader looks at the elements only.
   std::ranges::copy(payload.first(at), out.begin());
   for (const std::uint32_t segment : segment_elements_) {
     const std::size_t bytes = inner_.integer_sums()->head_bytes(segment);

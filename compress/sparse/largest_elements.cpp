@@ -26,6 +26,7 @@ LargestElements::LargestElements() : indices_(kUnitElements + kCollectSlack), ma
 /// Bits that likely at least `count` elements reach: 0 where a sample would say too little.
 std::uint32_t LargestElements::guess(const float* x, std::size_t elements, std::size_t count) {
   const std::size_t samples = elements / kSampleEvery;
+  // A quarter and eight more than the sample's share: too low a bound costs a little, too high a second pass.
   const std::size_t rank = count * samples * 5 / 4 / elements + 8;
   if (samples < kLeastSamples || rank > samples) return 0;
   for (std::size_t i = 0; i < samples; ++i) magnitudes_[i] = magnitude_bits(x[i * kSampleEvery]);
@@ -35,6 +36,7 @@ std::uint32_t LargestElements::guess(const float* x, std::size_t elements, std::
 std::span<const std::uint32_t> LargestElements::find(const float* x, std::size_t elements,
                                                      std::size_t count) {
   std::size_t found = collect(x, elements, guess(x, elements, count), indices_.data());
+  // The guess was too high. 0 collects all, so the result never depends on the sample.
   if (found < count) found = collect(x, elements, 0, indices_.data());
   for (std::size_t i = 0; i < found; ++i) magnitudes_[i] = magnitude_bits(x[indices_[i]]);
   const std::uint32_t bound = value_of_rank(magnitudes_, found, count);

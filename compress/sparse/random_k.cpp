@@ -36,6 +36,7 @@ struct RandomKWorkplace {
 };
 
 RandomKWorkplace& random_k_workplace() {
+  // Too long for a stack, and codecs allocate nothing in a call: each thread makes one, once.
   thread_local RandomKWorkplace mine;
   return mine;
 }
@@ -71,6 +72,7 @@ std::size_t RandomK::max_encoded_size(std::size_t elements) const noexcept {
 
 std::span<const std::uint32_t> RandomK::drawn(const std::byte* header, std::size_t first,
                                               std::size_t elements) const {
+  // Everything that decides the draw is in the header, so that every receiver draws the same elements.
   const std::uint32_t unit =
       load<std::uint32_t>(header + 12) + static_cast<std::uint32_t>(first / kUnitElements);
   return random_k_workplace().drawn.draw(
@@ -81,6 +83,7 @@ std::span<const std::uint32_t> RandomK::drawn(const std::byte* header, std::size
 bool RandomK::encode_unit(const float* grad, float* residual, std::size_t elements,
                           std::span<const std::uint32_t> drawn, std::byte* out) const {
   RandomKWorkplace& here = random_k_workplace();
+  // x becomes the residual of all elements. Those that are sent are taken from it below.
   bool nonfinite = sparse::accumulate(grad, residual, elements, here.x.data());
   for (std::size_t i = 0; i < drawn.size(); ++i) here.values[i] = here.x[drawn[i]];
   nonfinite |= dense::encode(values_, here.values.data(), nullptr, drawn.size(), out);
@@ -134,9 +137,11 @@ Encoded RandomK::encode_reply(std::span<const Payload> payloads, std::size_t ele
   expect_encode_spans(name(), elements, residual.size(), out.size(), bytes);
   for (std::size_t i = 1; i < payloads.size(); ++i) {
     if (std::memcmp(payloads[i].data(), payloads[0].data(), kHeaderBytes) == 0) continue;
+    // Values are added by their place, without a look at their elements: equal headers mean equal elements.
     throw DecodeError("randomk: " + payload_name(i, payloads.size()) +
                       " is of another round, key or part than payload 0, so their elements differ");
   }
+  // A reply has the header of its payloads, so it is read like one.
   std::copy_n(payloads[0].data(), kHeaderBytes, out.data());
   float* const sums = random_k_workplace().values.data();
   bool nonfinite = false;
@@ -144,6 +149,7 @@ Encoded RandomK::encode_reply(std::span<const Payload> payloads, std::size_t ele
   for (std::size_t i = 0; i < count; i += kUnitElements) {
     const std::size_t length = std::min(kUnitElements, count - i);
     dense::sum(values_, payloads, kHeaderBytes + i * dense::bytes_per_element(values_), length, sums);
+    // Sums go as float32 and nothing stays at the server, which draws nothing (README, Random numbers).
     nonfinite |= dense::encode(dense::Format::kF32, sums, nullptr, length,
                                out.data() + kHeaderBytes + i * sizeof(float));
   }
@@ -168,6 +174,7 @@ std::unique_ptr<Codec> make_random_k(const CodecSpec& spec) {
 }
 
 std::unique_ptr<Codec> random_k_from_wire(const WireParameters& parameters) {
+  // Another rule draws other elements from the same header, and nothing else would notice.
   if (parameters[3] != kDrawRule) {
     throw DecodeError("randomk: the sender draws elements by rule " + std::to_string(parameters[3]) +
                       ", this gradwire by rule " + std::to_string(kDrawRule) +

@@ -55,6 +55,7 @@ bool AccumulateRun(const float* HWY_RESTRICT grad, float* HWY_RESTRICT residual,
     const auto finite = hn::RebindMask(d, hn::Lt(Magnitude(v), infinity));
     all_finite = hn::And(all_finite, finite);
     hn::StoreU(hn::IfThenElseZero(finite, v), d, x + i);
+    // An element that is not finite is 0 in x, and so is sent last. Its residual stays.
     if constexpr (kResidual) hn::StoreU(hn::IfThenElse(finite, v, kept), d, residual + i);
   }
   return accumulate_scalar(grad + i, kResidual ? residual + i : nullptr, elements - i, x + i) ||
@@ -74,8 +75,10 @@ std::size_t Collect(const float* HWY_RESTRICT x, std::size_t elements, std::uint
   std::size_t i = 0;
   for (; i + kLanes <= elements; i += kLanes) {
     const auto chosen = hn::Gt(Magnitude(hn::LoadU(Floats(), x + i)), below);
+    // Most vectors have none, as few elements are sent.
     if (hn::AllFalse(Ints(), chosen)) continue;
     const auto places = hn::Iota(Bits(), static_cast<std::uint32_t>(i));
+    // It writes a whole vector, hence kCollectSlack behind the indices.
     count += hn::CompressStore(places, hn::RebindMask(Bits(), chosen), Bits(), indices + count);
   }
   for (; i < elements; ++i) {

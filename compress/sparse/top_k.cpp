@@ -25,6 +25,7 @@ constexpr ParameterInfo kTopKParameters[] = {
 };
 
 using Index = std::uint16_t;
+// An index within a unit has 16 bits in a payload.
 static_assert(kUnitElements - 1 <= 0xffff);
 
 /// What one thread needs to encode a unit: its x, and the way to the largest of them.
@@ -35,6 +36,7 @@ struct TopKWorkplace {
 };
 
 TopKWorkplace& top_k_workplace() {
+  // Too long for a stack, and codecs allocate nothing in a call: each thread makes one, once.
   thread_local TopKWorkplace mine;
   return mine;
 }
@@ -65,6 +67,7 @@ std::size_t TopK::max_encoded_size(std::size_t elements) const noexcept {
 
 bool TopK::encode_unit(const float* grad, float* residual, std::size_t elements, std::byte* out) const {
   TopKWorkplace& here = top_k_workplace();
+  // x becomes the residual of all elements. Those that are sent are taken from it below.
   bool nonfinite = sparse::accumulate(grad, residual, elements, here.x.data());
   const auto sent = here.largest.find(here.x.data(), elements, sparse::sent_count(ratio_, elements));
   std::byte* const value_bytes = out + sent.size() * sizeof(Index);
@@ -111,6 +114,7 @@ std::string TopK::fault(Payload payload, std::size_t elements) const {
     std::size_t least = 0;
     for (std::size_t i = 0; i < count; ++i) {
       const std::size_t index = load<Index>(unit + i * sizeof(Index));
+      // Ascending: each element occurs once, so vectors and devices may add in any order.
       if (index < least || index >= length) {
         return "index " + std::to_string(i) + " of unit " + std::to_string(first / kUnitElements) + " is " +
                std::to_string(index) + ", expected " + std::to_string(least) + " to " +

@@ -53,6 +53,7 @@ bool EncodeRun(const float* HWY_RESTRICT grad, float* HWY_RESTRICT residual, std
                const Dither* dither, std::byte* HWY_RESTRICT exponents, std::byte* HWY_RESTRICT signs) {
   const Floats d;
   alignas(64) std::uint32_t words[kStep];
+  // Without a dither all words are one half.
   for (std::size_t e = 0; e < kStep; e += kLanes) hn::Store(Splat(kToNearest), Bits(), words + e);
   auto all_finite = hn::Eq(Splat(0), Splat(0));
   std::size_t i = 0;
@@ -71,7 +72,10 @@ bool EncodeRun(const float* HWY_RESTRICT grad, float* HWY_RESTRICT residual, std
       const auto finite = Finite(magnitude);
       all_finite = hn::And(all_finite, finite);
       const BitVector chance = hn::ShiftRight<32 - kFractionBits>(hn::Load(Bits(), words + e));
+      // The fraction plus a random fraction carries into the exponent with the right probability: rounds to a
+      // power of two.
       const BitVector carried = hn::ShiftRight<kFractionBits>(hn::Add(magnitude, chance));
+      // The carry may reach infinity's exponent. 2^127 is sent then, and the rest kept.
       const BitVector exponent = hn::IfThenElseZero(finite, hn::Min(carried, Splat(kLargestExponent)));
       hn::StoreU(hn::TruncateTo(Quarters(), exponent), Quarters(),
                  reinterpret_cast<std::uint8_t*>(exponents + i + e));

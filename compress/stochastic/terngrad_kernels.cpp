@@ -38,6 +38,7 @@ using Doubles = hn::RepartitionToWide<Floats>;
 using FloatVector = hn::Vec<Floats>;
 
 constexpr std::size_t kLanes = hn::MaxLanes(Floats());
+// Moments have a fixed number of lanes on every target, so that sums have the same bits.
 constexpr std::size_t kVectors = Moments::kLanes / kLanes;
 constexpr std::size_t kStep = Dither::kGroup;         // elements that encode handles at a time
 constexpr std::size_t kAhead = 1536 / sizeof(float);  // elements that a pass asks memory for in advance
@@ -69,6 +70,7 @@ void MeasureRun(const float* HWY_RESTRICT grad, const float* HWY_RESTRICT residu
       if constexpr (kResidual) x = hn::Add(hn::LoadU(d, residual + i + v * kLanes), x);
       x = hn::IfThenElseZero(Finite(x), x);
       most = hn::Max(most, hn::Abs(x));
+      // In double: squares of floats overflow and vanish within float32.
       const auto lower = hn::PromoteTo(dd, hn::LowerHalf(half, x));
       const auto upper = hn::PromoteTo(dd, hn::UpperHalf(half, x));
       squares[2 * v] = hn::Add(squares[2 * v], hn::Mul(lower, lower));
@@ -109,14 +111,18 @@ bool EncodeRun(const float* HWY_RESTRICT grad, float* HWY_RESTRICT residual, std
       if constexpr (kResidual) x = hn::Add(kept, x);
       const auto finite = Finite(x);
       all_finite = hn::And(all_finite, finite);
+      // Without a dither, one half: |x| / scale is rounded to nearest.
       FloatVector uniform = hn::Set(d, kToNearest);
       if (dither != nullptr) uniform = compress::HWY_NAMESPACE::UniformsOf(hn::Load(Bits(), words + e));
+      // Below |x| / scale with that probability, so what is sent is x on average (Wen et al. 2017, equation
+      // 3).
       const auto sent = hn::And(finite, hn::Lt(uniform, hn::Mul(hn::Abs(x), inverse)));
       const auto positive = hn::And(sent, hn::Gt(x, hn::Zero(d)));
       all_sent |= two_bit::HWY_NAMESPACE::MaskBits(d, sent) << e;
       all_positive |= two_bit::HWY_NAMESPACE::MaskBits(d, positive) << e;
       if constexpr (kResidual) {
         const FloatVector value = hn::IfThenElseZero(sent, hn::IfThenElse(positive, up, down));
+        // What was kept stays where x is not finite.
         hn::StoreU(hn::IfThenElse(finite, hn::Sub(x, value), kept), d, residual + i + e);
       }
     }

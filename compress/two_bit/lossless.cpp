@@ -26,6 +26,8 @@ std::size_t upper_bytes(std::size_t elements, std::size_t sent, std::uint32_t lo
 
 // ------------------------------------------------------------------------------------- four codes a byte
 
+// A byte of codes has four elements. Tables of 256 entries turn it into signs and places and back, without a
+// branch on what is sent.
 struct FourCodes {
   std::uint8_t sent = 0;   ///< bit j: element j is sent
   std::uint8_t signs = 0;  ///< bit i: the i-th sent one is -
@@ -38,6 +40,7 @@ constexpr std::array<FourCodes, 256> kFourCodes = [] {
     FourCodes& entry = table[four];
     for (unsigned j = 0; j < 4; ++j) {
       const unsigned code = four >> two_bit::code_shift(j) & 3;
+      // 00 and 01. Units with a 01 are never coded by this table (Census::regular).
       if (code < 2) continue;
       entry.sent |= static_cast<std::uint8_t>(1u << j);
       entry.signs |= static_cast<std::uint8_t>((code == 2 ? 1u : 0u) << entry.count++);
@@ -95,11 +98,13 @@ Census count_sent(const std::byte* codes, std::size_t elements) noexcept {
     std::uint64_t counts = 0;  // a byte each
     for (std::size_t b = block; b < end; b += 8) {
       const std::uint64_t word = load_word(codes + b, end - b);
+      // A code has its lower bit only together with its upper one, except 01.
       const std::uint64_t sent = (word & kUpper) >> 1;
       irregular |= word & ~kUpper & ~sent;
       const std::uint64_t pairs = (sent & kPairs) + (sent >> 2 & kPairs);
       counts += (pairs & kNibbles) + (pairs >> 4 & kNibbles);
     }
+    // Adds the counts of eight bytes by a multiplication, in 16 bits each so that none overflows.
     census.sent += ((counts & kBytePairs) + (counts >> 8 & kBytePairs)) * 0x0001000100010001 >> 48;
   }
   census.regular = irregular == 0 && !has_absent_codes(codes, elements);
@@ -130,6 +135,7 @@ void encode_positions(const std::byte* codes, std::size_t elements, std::size_t 
   const std::size_t first_part = upper_bytes(elements, sent, low_bits);
   const std::size_t bytes = packed_bytes(elements);
   const std::uint32_t low_mask = (std::uint32_t{1} << low_bits) - 1;
+  // The loop stores words only where it has passed them.
   std::memset(out, 0, first_part);
   BitWriter fields(out + first_part);
   std::uint64_t unary = 0;  // bits from unary_at on
@@ -140,7 +146,9 @@ void encode_positions(const std::byte* codes, std::size_t elements, std::size_t 
     for (std::uint64_t left = word & kUpper; left != 0; left &= left - 1, ++index) {
       const auto bit = static_cast<unsigned>(std::countr_zero(left));
       const auto position = static_cast<std::uint32_t>(4 * b + bit / 2);
+      // 11 is +, 10 is -.
       const auto negative = static_cast<std::uint32_t>(~(word >> (bit - 1)) & 1);
+      // Elias-Fano: one 1 for each position, after as many 0 as the upper part has grown.
       const std::size_t at = (position >> low_bits) + index;
       for (; at - unary_at >= 64; unary_at += 64) {
         store(unary, out + unary_at / 8);
@@ -150,6 +158,7 @@ void encode_positions(const std::byte* codes, std::size_t elements, std::size_t 
       fields.put((position & low_mask) << 1 | negative, low_bits + 1);
     }
   }
+  // The last word may be longer than the room: the fields begin behind it.
   std::memcpy(out + unary_at / 8, &unary, std::min(sizeof unary, first_part - unary_at / 8));
   fields.finish();
 }
@@ -167,6 +176,8 @@ void expect_clear_beyond(const std::byte* part, std::size_t bits, const char* wh
 void decode_raw(const std::byte* body, std::size_t elements, std::byte* codes) {
   std::memcpy(codes, body, packed_bytes(elements));
   const Census census = count_sent(codes, elements);
+  // There is one coded form of any codes, so equal gradients have equal bytes, and fuzzing finds a second
+  // one.
   if (census.regular && plan_unit(elements, census.sent).form != Form::kRaw) {
     refuse("a unit is raw though its density asks for another form");
   }
@@ -180,6 +191,7 @@ void decode_bitmap(const std::byte* bitmap, std::size_t available, std::size_t e
   std::size_t taken = 0;
   std::memset(codes, 0, packed_bytes(elements));
   for (std::size_t b = 0; b < bitmap_bytes; ++b) {
+    // Before the next signs are read: BitReader must not be asked beyond its bytes.
     if (taken > sent) refuse("a bitmap has more ones than its unit has sent elements");
     const auto both = std::to_integer<std::size_t>(bitmap[b]);
     const std::size_t first = both & 15;
@@ -209,6 +221,7 @@ void decode_positions(const std::byte* upper, std::size_t available, std::size_t
       const std::size_t high = 8 * b + static_cast<std::size_t>(std::countr_zero(left)) - index;
       const std::uint64_t field = fields.at(index * width) & mask;
       const std::size_t position = high << low_bits | field >> 1;
+      // Ascending positions set every code once. Twice would make another code by the `or` below.
       if (position < least || position >= elements) refuse("positions do not ascend, or leave their unit");
       least = position + 1;
       codes[position / 4] |= static_cast<std::byte>((3 - (field & 1)) << two_bit::code_shift(position));
@@ -229,6 +242,7 @@ std::size_t encode_unit(const std::byte* codes, std::size_t elements, std::byte*
   const Census census = count_sent(codes, elements);
   const UnitPlan plan =
       census.regular ? plan_unit(elements, census.sent) : UnitPlan{Form::kRaw, 0, packed_bytes(elements)};
+  // A raw unit may have any codes, so a count of it would say nothing that a decoder could check.
   const std::size_t told = plan.form == Form::kRaw ? 0 : census.sent;
   store(static_cast<std::uint32_t>(plan.form) << kFormShift | static_cast<std::uint32_t>(told), out);
   std::byte* const body = out + kUnitHeadBytes;
@@ -284,6 +298,7 @@ std::size_t decode_unit(Payload coded, std::size_t elements, std::byte* codes) {
 UnitPlan plan_unit(std::size_t elements, std::size_t sent) noexcept {
   UnitPlan best{Form::kRaw, 0, packed_bytes(elements)};
   const auto offer = [&](const UnitPlan& plan) {
+    // Of equal ones the first stays: encoder and decoder must come to the same plan from the count alone.
     if (plan.bytes < best.bytes) best = plan;
   };
   offer({Form::kBitmap, 0, bytes_for_bits(elements) + bytes_for_bits(sent)});
@@ -312,6 +327,7 @@ std::size_t encode(std::span<const std::byte> codes, std::size_t elements, std::
 }
 
 void require_room_for(Payload coded, std::size_t elements) {
+  // By division: the product could wrap for a hostile number of elements.
   if (elements / kUnitElements > coded.size() / kUnitHeadBytes) refuse("there are fewer bytes than units");
 }
 

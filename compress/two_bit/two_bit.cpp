@@ -61,6 +61,7 @@ Encoded TwoBitFixed::encode_bf16(std::span<const float> grad, std::span<std::byt
                                  std::span<std::byte> out, const Position&) const {
   const std::size_t bytes = two_bit::packed_bytes(grad.size());
   expect_bf16_spans(name(), grad.size(), residual.size(), out.size(), bytes);
+  // The kernel has the rule of kSkip alone.
   if (nonfinite_ == two_bit::NonFinite::kMxnet) {
     throw std::invalid_argument("2bit: a residual in bf16 cannot keep NaN as nonfinite=mxnet does");
   }
@@ -95,8 +96,11 @@ template <typename Sums>
 Encoded TwoBitFixed::requantise(const Sums& sums, std::size_t elements, std::size_t ways, float* residual,
                                 std::byte* out) const {
   const float level = two_bit::reply_level(threshold_, ways);
+  // Rounds to the nearest of three levels. With the workers' threshold as level the server's residual would
+  // diverge (README, Arithmetic).
   const two_bit::Quantiser quantiser{level / 2, level, two_bit::NonFinite::kSkip};
   bool nonfinite = false;
+  // Tiles stay in the first-level cache: the sum is decoded and coded again without a pass through memory.
   alignas(64) float values[kTileElements];
   for (std::size_t i = 0; i < elements; i += kTileElements) {
     const std::size_t length = std::min(kTileElements, elements - i);
@@ -113,6 +117,7 @@ Encoded TwoBitFixed::reply(const Sums& sums, std::size_t elements, std::size_t w
   const std::size_t bytes = max_reply_size(elements, ways, kind);
   expect_encode_spans(name(), elements, residual.size(), out.size(), bytes);
   if (kind == ReplyKind::kSame) return requantise(sums, elements, ways, data_or_null(residual), out.data());
+  // Counts and not values: they are exact, and shorter than floats.
   if (kind == ReplyKind::kExact) {
     two_bit::sum_to_planes(sums, elements, out.data());
     return {bytes, false};
@@ -122,6 +127,7 @@ Encoded TwoBitFixed::reply(const Sums& sums, std::size_t elements, std::size_t w
   for (std::size_t i = 0; i < elements; i += kTileElements) {
     const std::size_t length = std::min(kTileElements, elements - i);
     two_bit::sum_to_floats(sums.from_element(i), length, threshold_, values);
+    // No residual: an fp32 reply keeps nothing back.
     nonfinite |= dense::encode(dense::Format::kF32, values, nullptr, length, out.data() + i * sizeof(float));
   }
   return {bytes, nonfinite};
@@ -156,6 +162,7 @@ void TwoBitFixed::decode_reply(Payload reply, std::size_t ways, ReplyKind kind, 
     case ReplyKind::kExact: {
       const std::uint32_t largest =
           two_bit::planes_to_floats(reply.data(), ways, out.size(), threshold_, out.data());
+      // Only now: the largest count is known once the planes were read.
       expect_counts(name(), largest, ways);
       return;
     }
@@ -197,6 +204,7 @@ std::unique_ptr<Codec> make_two_bit(const CodecSpec& spec) {
 }
 
 std::unique_ptr<Codec> two_bit_from_wire(const WireParameters& parameters) {
+  // A fixed threshold is above 0, so 0 stands for auto.
   if (parameters[0] == 0) {
     expect_unused_from_wire("2bit", parameters, 3);
     return std::make_unique<TwoBitAuto>(positive_float_from_wire("2bit", "scale", parameters[1]),

@@ -51,6 +51,7 @@ struct TwoBitAuto::Round {
       throw DecodeError("2bit: " + std::to_string(given.heads.size()) + " heads came with a sum of " +
                         std::to_string(given.ways) + " payloads");
     }
+    // After the number of heads is known: levels are read from one of them.
     forms = two_bit::check_heads(given.heads, element_count);
   }
 
@@ -63,6 +64,8 @@ struct TwoBitAuto::Round {
   UnitScale next(std::size_t u, float scale) const {
     RoundSums sums;
     for (const Payload& payload : payloads) sums.add(load_unit<PayloadUnit>(payload.data(), u));
+    // Added in rank order in double, here and in WriteReplyUnit (device/two_bit_auto_thrust.h): all servers
+    // and devices come to the same scale, bit for bit.
     return agreed_scale(sums, scale, payloads.size() * unit_elements(elements, u));
   }
 
@@ -76,6 +79,7 @@ struct TwoBitAuto::Round {
   /// rank order.
   void sum(const Run& run, float level, float* out) const {
     if (summed) return two_bit::sum_to_floats(summed->from_element(run.first), run.elements, level, out);
+    // Integers first, one product at the end: the same bits as where a library has summed the codes.
     if (forms.dense_count == 0) return two_bit::sum_to_floats(codes(run.first), run.elements, level, out);
     if (forms.dense_count == payloads.size()) {
       dense::sum(dense::Format::kF32, payloads, body_offset(elements) + run.first * sizeof(float),
@@ -86,6 +90,7 @@ struct TwoBitAuto::Round {
     for (std::size_t i = 0; i < run.elements; i += kAutoTileElements) {
       const Run tile{run.first + i, std::min(kAutoTileElements, run.elements - i)};
       decode_one(0, tile, level, out + i);
+      // In rank order, as MixedSumSource of the device twins adds.
       for (std::size_t way = 1; way < payloads.size(); ++way) {
         decode_one(way, tile, level, values);
         for (std::size_t j = 0; j < tile.elements; ++j) out[i + j] += values[j];
@@ -119,20 +124,24 @@ CodecSpec TwoBitAuto::spec() const {
 }
 
 std::size_t TwoBitAuto::max_encoded_size(std::size_t elements) const noexcept {
+  // The dense form, which the first round takes, is the longer one.
   return body_offset(elements) + elements * sizeof(float);
 }
 
 bool TwoBitAuto::encode_dense_unit(const Run& unit, const float* grad, float* residual, std::byte* header,
                                    std::byte* body) const {
   two_bit::UnitSums sums;
+  // No element reaches infinity, so this pass selects none: it only makes the mean that gives the threshold.
   two_bit::measure(grad, residual, unit.elements, std::numeric_limits<float>::infinity(), &sums);
   const float sum_all = sums.sum_all();
   const float threshold = agreed_threshold(scale_, sum_all, unit.elements);
+  // A threshold of 0 means that all of the unit is 0, or that its mean rounds to 0. Nothing is selected then.
   if (threshold > 0) {
     sums = {};
     two_bit::measure(grad, residual, unit.elements, threshold, &sums);
   }
   store(PayloadUnit{0, sum_all, sums.sum_selected(), sums.selected_count}, header);
+  // After the sums, because it clears the residual that they are of.
   return dense::encode(dense::Format::kF32Finite, grad, residual, unit.elements, body);
 }
 
@@ -142,6 +151,7 @@ Encoded TwoBitAuto::encode(std::span<const float> grad, std::span<float> residua
   const std::size_t elements = grad.size();
   expect_encode_spans(name(), elements, residual.size(), out.size(), max_encoded_size(elements));
   two_bit::expect_scales(scales.size(), elements);
+  // All of them, before the first unit changes its residual.
   expect_usable_scales(name(), scales);
   const bool dense = scales.empty();
   two_bit::write_head(dense ? Form::kDense : Form::kCodes, elements, out.data());
@@ -160,6 +170,7 @@ Encoded TwoBitAuto::encode(std::span<const float> grad, std::span<float> residua
     nonfinite |= two_bit::encode(grad.data() + unit.first, kept, unit.elements,
                                  {scales[u].threshold, scales[u].level, two_bit::NonFinite::kSkip},
                                  body + unit.first / 4, &sums);
+    // Each payload repeats the level, so a round is summed without knowing what was agreed before.
     store(PayloadUnit{scales[u].level, sums.sum_all(), sums.sum_selected(), sums.selected_count}, header);
   }
   return {body_offset(elements) + (dense ? elements * sizeof(float) : two_bit::packed_bytes(elements)),
@@ -207,6 +218,7 @@ bool TwoBitAuto::requantise_unit(const Round& round, const Run& unit, float leve
     two_bit::measure(sums, kept, elements, std::numeric_limits<float>::infinity(), &all);
   });
   const float total = all.sum_all();
+  // The reply's own scale, of this sum: the level that workers agreed on is for gradients.
   const float threshold = agreed_threshold(reply_scale_, total, unit.elements);
   two_bit::UnitSums sent;
   if (threshold > 0) {
@@ -222,6 +234,7 @@ bool TwoBitAuto::requantise_unit(const Round& round, const Run& unit, float leve
         two_bit::encode(sums, kept, elements, {scale.threshold, scale.level, two_bit::NonFinite::kSkip},
                         body + i / 4, nullptr);
   });
+  // Only the level: the header has the next scales already.
   store(scale.level, header + offsetof(ReplyUnit, level));
   return nonfinite;
 }
@@ -264,9 +277,11 @@ Encoded TwoBitAuto::reply(const Round& round, ReplyKind kind, std::span<float> r
   for (std::size_t u = 0; u < unit_count(elements); ++u) {
     const Run unit = round.unit(u);
     const float level = round.level(u);
+    // In every kind of reply: workers take their next scales from it whatever the answer is made of.
     const UnitScale next = round.next(u, scale_);
     std::byte* const header = out.data() + unit_offset(u);
     store(ReplyUnit{next.threshold, next.level, form == Form::kCodes ? level : 0.0f, 0}, header);
+    // Exact and fp32 replies keep nothing back.
     float* const kept =
         kind == ReplyKind::kSame && !residual.empty() ? residual.data() + unit.first : nullptr;
     if (form == Form::kCodes && kind == ReplyKind::kExact) {
@@ -274,6 +289,8 @@ Encoded TwoBitAuto::reply(const Round& round, ReplyKind kind, std::span<float> r
     } else if (form == Form::kCodes) {
       nonfinite |= requantise_unit(round, unit, level, kept, header, body + unit.first / 4);
     } else {
+      // A sum that is not finite stays out of the server's residual, where it would stay for ever. An fp32
+      // reply has no residual and shows it as it is.
       const auto format = kind == ReplyKind::kSame ? dense::Format::kF32Finite : dense::Format::kF32;
       alignas(64) float sums[kAutoTileElements];
       for (std::size_t i = 0; i < unit.elements; i += kAutoTileElements) {

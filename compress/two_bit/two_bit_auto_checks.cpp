@@ -17,6 +17,7 @@ namespace {
 /// Checks form, unit count and, given the codes' size, the length. `what` is called only to word an error.
 template <typename What>
 Form check_head(Payload bytes, std::size_t elements, std::size_t code_bytes, const What& what) {
+  // Before anything of the header is read.
   if (bytes.size() < body_offset(elements)) {
     fail(what(), "has " + std::to_string(bytes.size()) + " bytes, the header alone needs " +
                      std::to_string(body_offset(elements)));
@@ -49,6 +50,7 @@ void check_units(Payload payload, std::size_t elements, Form form, const What& w
       fail(what(), "counts " + std::to_string(unit.selected_count) + " sent elements in unit " +
                        std::to_string(u) + " of " + std::to_string(unit_elements(elements, u)));
     }
+    // One form of each payload: a level there would be ignored.
     if (form == Form::kDense && unit.level != 0)
       fail(what(), "is dense but has a level in unit " + std::to_string(u));
   }
@@ -92,6 +94,7 @@ RoundForms check_round(std::span<const Payload> payloads, std::size_t elements) 
       any_codes = true;
       forms.levels_from = i;
     } else {
+      // Codes are summed as integers and multiplied once, so one level must hold for all.
       check_levels(payloads, i, forms.levels_from, elements);
     }
   }
@@ -101,6 +104,7 @@ RoundForms check_round(std::span<const Payload> payloads, std::size_t elements) 
 RoundForms check_heads(std::span<const Payload> heads, std::size_t elements) {
   for (std::size_t i = 0; i < heads.size(); ++i) {
     const auto what = [&] { return payload_name(i, heads.size()); };
+    // Asked first, because check_head() would only complain of the length that floats should have.
     if (heads[i].size() == body_offset(elements) && form_of(heads[i].data()) != Form::kCodes)
       fail(what(), "holds no codes, which a library could sum");
     check_head(heads[i], elements, 0, what);
@@ -120,6 +124,7 @@ Form check_reply(Payload reply, std::size_t elements, std::size_t ways, ReplyKin
     fail(what(), "holds codes where floats were asked for");
   for (std::size_t u = 0; u < unit_count(elements); ++u) {
     const auto unit = load_unit<ReplyUnit>(reply.data(), u);
+    // So that a later version may give the reserved field a meaning.
     if (!finite_and_not_negative(unit.next_threshold) || !finite_and_not_negative(unit.next_level) ||
         !finite_and_not_negative(unit.level) || unit.reserved != 0) {
       fail(what(), "has a bad threshold or level in unit " + std::to_string(u));

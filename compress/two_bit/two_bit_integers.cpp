@@ -88,6 +88,7 @@ void sum_to_floats(const IntegerCodes& codes, std::size_t elements, float level,
 }
 
 void sum_to_planes(const IntegerCodes& codes, std::size_t elements, std::byte* out) noexcept {
+  // Counts that fit a byte go through the vectors of counts_to_planes().
   if (codes.width == IntegerWidth::kInt8 && codes.ways <= kMaxByteWays)
     return bytes_to_planes(codes, elements, out);
   to_planes_scalar(elements, codes.ways, out, [&](std::size_t i) {
@@ -104,6 +105,7 @@ IntegerCodes checked_codes(const SummedRound& round, std::size_t elements) {
   const std::int32_t largest = round.width == IntegerWidth::kInt8
                                    ? largest_magnitude<std::int8_t>(codes, elements)
                                    : largest_magnitude<std::int16_t>(codes, elements);
+  // A library that saturates, or ranks that gave other arrays, are found here and not in the weights.
   if (largest > static_cast<std::int32_t>(round.ways)) {
     throw DecodeError("2bit: no " + std::to_string(round.ways) + " codes have the sum " +
                       std::to_string(largest) + " or its negative, which the library gave back");

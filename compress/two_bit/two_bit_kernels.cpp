@@ -54,6 +54,7 @@ constexpr std::size_t kAhead = 1536 / sizeof(float);  // elements that encode as
 /// infinity.
 HWY_INLINE bool AnyReaches(std::uint32_t bits, const FloatVector (&x)[kStep / kLanes]) {
   const Ints di;
+  // Floats without a sign are in the order of their bits as integers, and NaN is above infinity.
   hn::Vec<Ints> largest = hn::BitCast(di, hn::Abs(x[0]));
   for (std::size_t v = 1; v < kStep / kLanes; ++v) largest = hn::Max(largest, hn::BitCast(di, hn::Abs(x[v])));
   return !hn::AllTrue(di, hn::Lt(largest, hn::Set(di, static_cast<std::int32_t>(bits))));
@@ -97,6 +98,8 @@ HWY_INLINE bool EncodeElements(const float* grad, float* residual, std::size_t e
                                const Quantiser& quantiser, std::byte* out, std::size_t first, LaneSums& lanes,
                                std::uint32_t& selected_count) {
   if constexpr (!kSums) return encode_block_scalar(grad, residual, elements, quantiser, out, nullptr);
+  // The scalar rule adds to the lanes where vectors left off, so the order of a block's sums is the written
+  // one.
   BlockLanes block;
   lanes.Store(&block);
   const bool nonfinite = encode_block_scalar(grad, residual, elements, quantiser, out, &block, first);
@@ -130,6 +133,8 @@ HWY_INLINE bool EncodeBlock(const float* HWY_RESTRICT grad, float* HWY_RESTRICT 
       x[v] = hn::LoadU(d, grad + i + v * kLanes);
       if constexpr (kResidual) x[v] = hn::Add(hn::LoadU(d, residual + i + v * kLanes), x[v]);
     }
+    // One question for 64 elements, since it is rare. Without kSkip the plain rule below treats NaN as MXNet
+    // does.
     if (HWY_UNLIKELY(AnyReaches(kInfinityBits, x))) {
       nonfinite = true;
       if constexpr (kSkip) {
@@ -147,6 +152,7 @@ HWY_INLINE bool EncodeBlock(const float* HWY_RESTRICT grad, float* HWY_RESTRICT 
       positive |= MaskBits(d, up) << (v * kLanes);
       sent |= MaskBits(d, either) << (v * kLanes);
       if constexpr (kResidual) {
+        // x - 0 where nothing is sent has the bits of x, as rest_of() returns it.
         const FloatVector value = hn::IfThenElse(up, level, hn::IfThenElseZero(down, negative_level));
         hn::StoreU(hn::Sub(x[v], value), d, residual + i + v * kLanes);
       }
@@ -174,6 +180,7 @@ bool EncodeRun(const float* HWY_RESTRICT grad, float* HWY_RESTRICT residual, std
   if constexpr (!kSums)
     return EncodeBlock<kResidual, kSkip, false>(grad, residual, elements, quantiser, out, nullptr);
   bool nonfinite = false;
+  // Block by block, as sums are folded by blocks. Without sums one run is as good, and has no ends to treat.
   for (std::size_t i = 0; i < elements; i += kBlockElements) {
     nonfinite |= EncodeBlock<kResidual, kSkip, true>(grad + i, kResidual ? residual + i : nullptr,
                                                      std::min(kBlockElements, elements - i), quantiser,
@@ -254,12 +261,14 @@ void MeasureRun(const float* HWY_RESTRICT grad, const float* HWY_RESTRICT residu
         FloatVector x = hn::LoadU(d, grad + i + v * kLanes);
         if constexpr (kResidual) x = hn::Add(hn::LoadU(d, residual + i + v * kLanes), x);
         x = hn::Abs(x);
+        // Elements that are not finite are in no sum, so one of them does not change a unit's scale.
         const auto finite = hn::RebindMask(d, hn::Lt(hn::BitCast(di, x), hn::Set(di, 0x7f800000)));
         const auto selected = hn::And(finite, hn::Ge(x, least));
         lanes.Add(v, hn::IfThenElseZero(finite, x), hn::IfThenElseZero(selected, x));
         count += hn::CountTrue(d, selected);
       }
     }
+    // The last block of a tensor. Its missing elements add nothing to their lanes.
     if (i < end) {
       BlockLanes block;
       lanes.Store(&block);

@@ -62,6 +62,7 @@ constexpr std::size_t kNibbleWays = 7;  // payloads whose counts, at most 2 each
 
 /// Elements to write before out + that many is aligned for streaming.
 HWY_INLINE std::size_t ElementsToAlign(const float* out, std::size_t elements) {
+  // A cache line, whatever the vectors' length.
   const std::size_t bytes = -reinterpret_cast<std::uintptr_t>(out) % 64;
   return HWY_MIN(bytes / sizeof(float), elements);
 }
@@ -86,8 +87,11 @@ void DecodeRun(const std::byte* HWY_RESTRICT packed, std::size_t elements, float
   const Words dw;
   alignas(64) std::uint32_t shifts[16];
   alignas(64) float values[16];
+  // Element 4b + j of a word has its code at bit 8b + 6 - 2j: the first of a byte is the uppermost
+  // (FORMAT.md).
   for (std::uint32_t i = 0; i < 16; ++i) {
     shifts[i] = 8 * (i / 4) + 6 - 2 * (i % 4);
+    // Repeated four times, because an index may not leave its vector, which has up to 16 lanes.
     values[i] = i % 4 == 3 ? level : i % 4 == 2 ? -level : 0.0f;
   }
   hn::Vec<Words> shift[16 / kLanes];
@@ -111,14 +115,18 @@ void DecodeRun(const std::byte* HWY_RESTRICT packed, std::size_t elements, float
 
 void DecodeOne(const std::byte* packed, std::size_t elements, float level, float* out) {
   const std::size_t head = ElementsToAlign(out, elements);
+  // A byte has four codes, so a run that begins within one cannot be aligned. Short outputs are read soon,
+  // and stay in the cache.
   if (elements < kStreamElements || head % 4 != 0)
     return DecodeRun<false, false>(packed, elements, level, out);
   DecodeRun<false, false>(packed, head, level, out);
   DecodeRun<true, false>(packed + head / 4, elements - head, level, out + head);
+  // Stores around the cache have no order of their own: another thread may read the output after the call.
   hwy::FlushStream();
 }
 
 void AddToFloats(const std::byte* packed, std::size_t elements, float level, float* out) {
+  // Never around the cache, since the output is read here.
   DecodeRun<false, true>(packed, elements, level, out);
 }
 
@@ -135,6 +143,7 @@ HWY_INLINE WordVector LoadCodes(const std::byte* packed, std::size_t bytes) {
   if (HWY_LIKELY(bytes >= kByteLanes)) {
     return hn::BitCast(d, hn::LoadU(Bytes(), reinterpret_cast<const std::uint8_t*>(packed)));
   }
+  // The last bytes of a payload: a whole vector would read beyond it.
   alignas(64) std::uint8_t padded[kByteLanes] = {};
   std::memcpy(padded, packed, bytes);
   return hn::BitCast(d, hn::Load(Bytes(), padded));
@@ -153,6 +162,8 @@ void SumToCounts(const Codes& codes, std::size_t begin, std::size_t bytes,
     for (std::size_t way = 0; way < codes.ways();) {
       WordVector even = hn::Zero(d);  // elements 0 and 2 of each byte, four bits each
       WordVector odd = hn::Zero(d);   // elements 1 and 3
+      // Seven counts of at most 2 fit four bits. Then they are widened to bytes, which hold kMaxByteWays of
+      // them.
       for (const std::size_t stop = HWY_MIN(way + kNibbleWays, codes.ways()); way < stop; ++way) {
         const WordVector count = CountsOfCodes(LoadCodes(codes.packed(way) + begin + b, bytes - b));
         even = hn::Add(even, hn::And(hn::ShiftRight<2>(count), pairs));
@@ -205,6 +216,7 @@ HWY_INLINE void TilesToFloats(std::size_t elements, std::size_t ways, float leve
 
 void SumToFloats(const Codes& codes, std::size_t elements, float level, float* out) {
   if (codes.ways() == 1) return DecodeOne(codes.packed(0), elements, level, out);
+  // A count, k + ways, must fit a byte. Beyond that the scalar rule gives the same bits, more slowly.
   if (codes.ways() > kMaxByteWays) return sum_to_floats_scalar(codes, elements, level, out);
   const auto fill = [&](std::size_t first, std::size_t length, std::uint8_t* counts)
                         HWY_ATTR { SumToCounts(codes, first / 4, packed_bytes(length), counts); };
@@ -233,6 +245,7 @@ void CountsToPlanes(const std::uint8_t* counts, std::size_t elements, std::size_
   const std::size_t whole = elements / kPlaneGroup;
   GroupsToPlanes(counts, whole, bits, out);
   if (elements % kPlaneGroup == 0) return;
+  // Absent elements of the last group count as 0, and their bits are part of the format.
   alignas(64) std::uint8_t last[kPlaneGroup] = {};
   std::memcpy(last, counts + whole * kPlaneGroup, elements % kPlaneGroup);
   GroupsToPlanes(last, 1, bits, out + whole * 8 * bits);
@@ -277,6 +290,7 @@ std::uint32_t PlanesToFloats(const std::byte* planes, std::size_t ways, std::siz
   }
   alignas(64) std::uint8_t lanes[kByteLanes];
   hn::Store(largest, d, lanes);
+  // The caller refuses a count beyond 2 * ways, after the pass: checking first would read the planes twice.
   return *std::max_element(lanes, lanes + kByteLanes);
 }
 

@@ -36,6 +36,7 @@ constexpr std::array kEvents{
     EventName{FaultEvent::kLeave, "leave", true, true, true},
 };
 
+// quantity() takes the first that fits: "s" comes last, as the others end in it. So does "bit" below.
 constexpr std::array<std::pair<std::string_view, double>, 4> kTimes{
     {{"us", 1e-6}, {"ms", 1e-3}, {"min", 60.0}, {"s", 1.0}}};
 constexpr std::array<std::pair<std::string_view, double>, 4> kRates{
@@ -67,6 +68,8 @@ std::string lower(std::string_view text) {
 std::optional<double> number(std::string_view text) {
   double value = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  // Written so that a NaN, which from_chars reads, is refused. The bound keeps sums of times and bytes
+  // finite.
   if (error != std::errc() || end != text.data() + text.size() || !(value >= 0) || value > 1e15)
     return std::nullopt;
   return value;
@@ -103,6 +106,7 @@ double share_of(const Item& item, std::string_view text) {
 
 microseconds time_of(const Item& item, std::string_view text, const char* example) {
   const auto seconds = quantity(text, kTimes);
+  // Eleven days: a longer time is a mistake, and is far below what microseconds in 64 bits hold.
   if (!seconds || *seconds > 1e6) item.refuse("a time in us, ms, s or min, such as " + std::string(example));
   return microseconds(static_cast<std::int64_t>(*seconds * 1e6));
 }
@@ -114,12 +118,14 @@ std::string name_of(Role role) {
 NodePattern node_of(const Item& item, std::string_view text) {
   constexpr const char* kExpected = "nodes such as worker:1, server:*, or scheduler";
   const auto [role, rank] = cut(text, ':');
+  // There is one, so it has no rank to name.
   if (role == "scheduler" && !rank) return {Role::kScheduler, std::nullopt};
   NodePattern node;
   if (role == "server") node.role = Role::kServer;
   if ((role != "worker" && role != "server") || !rank) item.refuse(kExpected);
   if (*rank == "*") return node;
   const auto value = whole(*rank);
+  // Ranks have 24 bits on the wire, and the largest means "no rank yet".
   if (!value || *value > 0xFFFFFE) item.refuse(kExpected);
   node.rank = static_cast<std::uint32_t>(*value);
   return node;
@@ -130,6 +136,7 @@ std::vector<NodePattern> nodes_of(const Item& item, std::string_view text) {
   for (std::optional<std::string_view> rest = text; rest;) {
     const auto [one, more] = cut(*rest, '+');
     nodes.push_back(node_of(item, one));
+    // A FaultyMessenger is around workers and servers only, and control frames are not disturbed.
     if (nodes.back().role == Role::kScheduler)
       item.refuse("workers and servers: what the scheduler says and hears is not disturbed");
     rest = more;
@@ -170,6 +177,8 @@ FaultSpec::Kill kill_of(const Item& item) {
   const auto [name, count] = cut(*at, ':');
   FaultSpec::Kill kill{node_of(item, node)};
   const auto found = std::ranges::find(kEvents, name, &EventName::name);
+  // An event that the node never counts would be a kill that never happens, and a test that passes without
+  // one.
   if (found == kEvents.end() || !found->is_of(kill.node.role)) {
     std::string names;
     for (const EventName& event : kEvents) {
@@ -182,6 +191,7 @@ FaultSpec::Kill kill_of(const Item& item) {
   kill.event = found->event;
   if (!count) return kill;
   const auto value = whole(*count);
+  // Events are counted from 1.
   if (!value || *value == 0) item.refuse(kExample);
   kill.count = *value;
   return kill;
@@ -236,6 +246,7 @@ std::string to_string(const FaultSpec::Kill& kill) {
 void require_members(const FaultSpec& spec, std::uint32_t workers, std::uint32_t servers) {
   const auto require = [&](const NodePattern& node) {
     const std::uint32_t count = node.role == Role::kWorker ? workers : servers;
+    // A kill of the scheduler has no rank and passes. "server:*" passes in a job without servers, too.
     if (!node.rank || *node.rank < count) return;
     const std::string role = name_of(node.role);
     std::string there = "no " + role + "s";

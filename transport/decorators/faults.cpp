@@ -28,6 +28,7 @@ std::string to_string(const FaultCounts& counts) {
 std::shared_ptr<Faults> Faults::of(std::string_view text, PayloadChecksum checksum, Log log) {
   if (text.empty()) return nullptr;
   FaultSpec spec = parse_faults(text);
+  // Damage that nothing finds would go into the weights, and a test would look at wrong numbers.
   if (spec.corrupt > 0 && checksum == PayloadChecksum::kOff) {
     throw std::invalid_argument(
         "faults: corrupt= does not go with checksum=off, where nothing could find the damage; leave one of "
@@ -42,6 +43,7 @@ std::function<void(Kind)> scheduler_witness(std::shared_ptr<Faults> faults) {
   faults->host({Role::kScheduler, 0});
   return [faults = std::move(faults)](Kind kind) {
     const Node scheduler{Role::kScheduler, 0};
+    // Before the scheduler handles the frame (ZmqOptions::witness): it dies without having answered.
     if (kind == Kind::kExchange) faults->saw(scheduler, FaultEvent::kBarrier);
     if (kind == Kind::kHeartbeat) faults->saw(scheduler, FaultEvent::kHeartbeat);
     if (kind == Kind::kGoodbye) faults->saw(scheduler, FaultEvent::kLeave);
@@ -89,6 +91,7 @@ void Faults::saw(Node node, FaultEvent event) {
   for (const FaultSpec::Kill& kill : spec_.kills) {
     if (!kill.node.matches(node) || kill.event != event || kill.count != count) continue;
     if (log_) {
+      // SIGKILL leaves no time for a word afterwards. The lock is not held, since log_ is the caller's code.
       log_("faults: " + to_string(node) + " kills itself at " + to_string(event) + ":" +
            std::to_string(count) + ", seed=" + std::to_string(spec_.seed));
     }

@@ -31,6 +31,7 @@ class Dice {
   }
   /// A number below 2^64 of the n-th draw.
   std::uint64_t draw(unsigned n) const { return mixed(state_ + (n + 1) * 0x9E3779B97F4A7C15U); }
+  // The upper 53 bits are a double in [0, 1) exactly, so a share of 0 hits none and a share of 1 all.
   bool hits(unsigned n, double share) const { return static_cast<double>(draw(n) >> 11) * 0x1p-53 < share; }
 
  private:
@@ -64,6 +65,7 @@ std::optional<FaultEvent> event_of(Kind kind) {
     case Kind::kDelivered:
       return FaultEvent::kLetter;
     default:
+      // Answers such as kHeld come as often as workers ask, and a count of them would differ from run to run.
       return std::nullopt;
   }
 }
@@ -81,6 +83,7 @@ FaultyMessenger::FaultyMessenger(std::unique_ptr<Messenger> messenger, std::shar
       self_(ForwardingMessenger::self()),
       known_{self_.role, known_rank.value_or(self_.rank)},
       local_peer_(ForwardingMessenger::local_peer()) {
+  // Reported at the end: a kill that a node of this process never came to is named (Faults::counts).
   faults_->host(known_);
   for (const FaultSpec::Slow& slow : faults_->spec().slow) {
     if (slow.node.matches(known_)) slow_ = &slow;
@@ -89,6 +92,7 @@ FaultyMessenger::FaultyMessenger(std::unique_ptr<Messenger> messenger, std::shar
 }
 
 FaultyMessenger::~FaultyMessenger() {
+  // The waits of run() take the stop token. thread_ is the last member, so it is joined before what it uses.
   thread_.request_stop();
   changed_.notify_all();
 }
@@ -100,6 +104,7 @@ void FaultyMessenger::saw(const Frame& frame) {
 }
 
 void FaultyMessenger::on_frames(Node from, std::vector<Frame> frames) {
+  // Before the Sink has them: a process that kills itself at a push has not taken it.
   for (const Frame& frame : frames) saw(frame);
   ForwardingMessenger::on_frames(from, std::move(frames));
 }
@@ -113,27 +118,33 @@ std::vector<std::string> FaultyMessenger::exchange(std::string_view name, std::s
 /// Order between two nodes is the lock's, as without faults it is that of the calls.
 void FaultyMessenger::send(Node to, std::vector<Frame> frames) {
   for (const Frame& frame : frames) saw(frame);
+  // Nothing is lost in a process's own memory, so a fault there would be one that no job can have.
   if (to == local_peer_) return ForwardingMessenger::send(to, std::move(frames));
   const std::lock_guard lock(mutex_);
   Ways ways;
   for (Frame& frame : frames) disturb(to, std::move(frame), ways);
   if (!ways.now.empty()) {
     hand_on(to, std::move(ways.now));
+    // Frames that were reordered before go behind these, which is what overtakes them.
     let_overtaken_go(to);
   }
+  // As a message of its own: within one message, a duplicate would arrive at the same moment.
   if (!ways.again.empty()) hand_on(to, std::move(ways.again));
   if (ways.overtaken.empty()) return;
   auto& waiting = overtaken_[to];
   for (Frame& frame : ways.overtaken) waiting.push_back(std::move(frame));
+  // No frames, as a mark: if nothing is sent to that node until then, what waits goes anyway.
   hold(Clock::now() + kLongestOvertaking, {to, {}});
 }
 
 void FaultyMessenger::disturb(Node to, Frame frame, Ways& ways) {
   // What does not go at once goes as a copy: its sender's memory may be used again once an answer is there.
   const FaultSpec& spec = faults_->spec();
+  // Numbered per receiver: threads that send to different nodes do not change each other's draws.
   const Dice dice(spec.seed, self_, to, sent_[to]++);
   const auto now = Clock::now();
   faults_->count_frame();
+  // Before the draws: a cut is a matter of time, and a frame that it loses has no other fault.
   if (is_cut_off(to, now)) return faults_->count(Fault::kPartitioned);
   if (dice.hits(0, spec.drop)) return faults_->count(Fault::kDropped);
   if (dice.hits(1, spec.corrupt)) {
@@ -143,6 +154,7 @@ void FaultyMessenger::disturb(Node to, Frame frame, Ways& ways) {
     // As on a wire with checksums, whether or not this link has them.
     if (!frame.payload.checksum()) frame.payload.seal();
     frame.payload = frame.payload.copy();
+    // After the copy: the payload may be shared with frames to other nodes, which must arrive whole.
     const std::uint64_t place = dice.draw(2);
     frame.payload.bytes()[(place >> 3) % frame.payload.size_bytes()] ^= std::byte{1} << (place & 7);
   }
@@ -176,6 +188,7 @@ bool FaultyMessenger::is_cut_off(Node to, Clock::time_point now) const {
 
 /// Frames that go now; of a slow node when its line has written what it had before.
 void FaultyMessenger::hand_on(Node to, std::vector<Frame> frames) {
+  // Null after leave(), too: a node that leaves must get its last frames out within its timeout.
   if (slow_ == nullptr) return ForwardingMessenger::send(to, std::move(frames));
   double bytes = 0;
   for (const Frame& frame : frames) {
@@ -183,6 +196,7 @@ void FaultyMessenger::hand_on(Node to, std::vector<Frame> frames) {
     bytes += static_cast<double>(kHeaderBytes + frame.payload.size_bytes());
   }
   const auto writing = std::chrono::duration<double>(bytes / slow_->bytes_per_second);
+  // One line for all receivers, as a network card is. A line that was idle begins now.
   line_free_ = std::max(line_free_, Clock::now()) + std::chrono::duration_cast<Clock::duration>(writing);
   hold(line_free_ + slow_->latency, {to, std::move(frames)});
 }
@@ -210,6 +224,7 @@ void FaultyMessenger::run(const std::stop_token& stop) {
     }
     const auto next = held_.begin();
     if (const auto due = next->first; due > Clock::now()) {
+      // Ends early where a frame that is due sooner was added, or leave() has taken them all.
       changed_.wait_until(lock, stop, due, [&] { return held_.empty() || held_.begin()->first < due; });
       continue;
     }

@@ -23,6 +23,7 @@ class HostNode final : public Messenger, private Sink {
   Node self() const override { return to_job(node_->self()); }
   World world() const override {
     const std::uint32_t workers = job_.world().workers;
+    // As many servers as workers: a host's one server has the rank of its leader, and any rank may lead.
     return {workers, workers, node_->world().epoch};
   }
   std::optional<Node> local_peer() const override {
@@ -53,6 +54,7 @@ class HostNode final : public Messenger, private Sink {
     return node_->exchange(name, blob, timeout);
   }
   std::uint64_t exchanges() const override { return node_->exchanges(); }
+  // A failure is the main job's affair: it tells every rank, and this link ends behind it.
   void fail(const std::string& text) override { job_.fail(text); }
   void note_error(const std::string& error) override { node_->note_error(error); }
   void leave(std::chrono::milliseconds timeout) override {
@@ -68,6 +70,7 @@ class HostNode final : public Messenger, private Sink {
   }
 
   Node to_host(Node node) const {
+    // The host's only server is its leader's.
     if (node == Node{Role::kServer, members_.front()}) return {Role::kServer, 0};
     const auto found = std::ranges::find(members_, node.rank);
     if (node.role != Role::kWorker || found == members_.end())
@@ -81,6 +84,7 @@ class HostNode final : public Messenger, private Sink {
   }
 
   void on_goodbye(Node peer, const std::string& error) override {
+    // The leader has left, as it does at the end of the main job: what breaks afterwards is no failure.
     if (peer.role == Role::kServer) ends();
     sink_->on_goodbye(to_job(peer), error);
   }
@@ -89,11 +93,15 @@ class HostNode final : public Messenger, private Sink {
     if (node_->self().role == Role::kServer)
       return sink_->on_failure(text);  // the leader's worker tells the job
     const std::lock_guard lock(mutex_);
+    // Once: the first failure is the cause.
     if (over_ || reporter_.joinable()) return;
+    // On a thread of its own, since a Sink's call must return at once. It waits because the main job knows
+    // better who died, if it finds out itself: only a break of this link alone is reported.
     reporter_ = std::jthread([this, text](const std::stop_token& stop) {
       std::unique_lock waiting(mutex_);
       ended_.wait_for(waiting, stop, patience_, [this] { return over_; });
       if (over_ || stop.stop_requested()) return;
+      // job_.fail() may call back into this node.
       waiting.unlock();
       job_.fail(to_string(self()) + " lost the workers of its host: " + text);
     });
@@ -131,6 +139,7 @@ Hosts group_by_host(std::span<const std::string> identities) {
       hosts[found->second].push_back(rank);
       continue;
     }
+    // A worker that does not know its machine is taken for alone on it.
     if (!identity.empty()) known[identity] = hosts.size();
     hosts.push_back({rank});
   }

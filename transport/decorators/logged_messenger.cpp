@@ -74,6 +74,7 @@ LoggedMessenger::LoggedMessenger(std::unique_ptr<Messenger> messenger, TakeLine 
     : ForwardingMessenger(std::move(messenger)), take_(std::move(take)), self_(self()) {}
 
 void LoggedMessenger::send(Node to, std::vector<Frame> frames) {
+  // Before the frames are handed on: their payloads are gone afterwards, and an answer could be logged first.
   for (const Frame& frame : frames) take_(line_of(self_, frame, "sends", "to", to));
   ForwardingMessenger::send(to, std::move(frames));
 }
@@ -90,6 +91,7 @@ std::unique_ptr<Messenger> logged(std::unique_ptr<Messenger> messenger, const Ta
 
 void MessageLines::add(std::string line) {
   const std::lock_guard lock(mutex_);
+  // Nobody may be taking them, and a node sends thousands of frames a second.
   if (lines_.size() == most_) {
     ++left_out_;
     return;

@@ -37,6 +37,7 @@ class InprocHub {
   void take(Node node) {
     const std::lock_guard lock(mutex_);
     if (!places_.contains(node)) throw std::invalid_argument("inproc: there is no " + to_string(node));
+    // Also where the node has left: its number of exchanges and its inbox belong to the one that was there.
     if (!taken_.insert(node).second) throw std::invalid_argument("inproc: " + to_string(node) + " is taken");
   }
 
@@ -58,8 +59,11 @@ class InprocHub {
     std::set<Node> left;
     {
       const std::lock_guard lock(mutex_);
+      // A second call, such as the destructor's, or of a server that was lost: the others know already.
       if (!left_.insert(node).second) return;
       if (node.role == Role::kWorker) {
+        // Under the lock that leavers and waiters share: a worker that waits for this one is woken below, and
+        // finds it gone.
         exchanges_.leave(node.rank, error);
         waits_.forget(node.rank);
       }
@@ -67,6 +71,7 @@ class InprocHub {
     }
     changed_.notify_all();
     for (auto& [other, place] : places_) {
+      // Nodes that have left wait for nobody.
       if (!left.contains(other)) place.inbox.post_goodbye(node, error);
     }
   }
@@ -77,10 +82,12 @@ class InprocHub {
     {
       const std::lock_guard lock(mutex_);
       if (!left_.insert(lost).second) return;
+      // No heir: there are no replicas, or the server was the last copy of something.
       if (mirrors_) heir = mirrors_->lose(server);
     }
     if (!heir) return fail(mirrors_ ? mirrors_->fault() : to_string(lost) + " has died");
     for (auto& [other, place] : places_) {
+      // As a process that was killed: it learns nothing of its own death.
       if (other != lost) place.inbox.post_departure(lost, {Role::kServer, *heir});
     }
   }
@@ -90,10 +97,12 @@ class InprocHub {
     Deadlock found;
     {
       const std::lock_guard lock(mutex_);
+      // Only a report that changes the picture can complete a deadlock.
       if (!waits_.take(worker, report)) return;
       questions = waits_.take_questions();
       found = waits_.deadlock(exchanges_);
     }
+    // Without the lock: fail() below takes it.
     for (auto& [rank, rounds] : questions)
       places_.at({Role::kWorker, rank}).inbox.post_question(std::move(rounds));
     if (!found.workers.empty()) fail(found.text, Inbox::Scope::kCalls);
@@ -108,7 +117,9 @@ class InprocHub {
     const auto settled = [&] {
       return inbox.failed() || exchanges_.state(sequence) != ExchangeTable::State::kWaiting;
     };
+    // Nobody needs to be asked who is missing, as over a network: the table is here.
     changed_.wait_for(lock, timeout, settled);
+    // A failure first: the others got it, and a result could not be used.
     inbox.rethrow();
     switch (exchanges_.state(sequence)) {
       case ExchangeTable::State::kComplete:
@@ -117,6 +128,7 @@ class InprocHub {
         throw TransportError(exchanges_.fault(sequence));
       case ExchangeTable::State::kMismatch: {
         const std::string text = exchanges_.fault(sequence);
+        // fail() takes the lock. Of several workers that find the mismatch, the first one's text counts.
         lock.unlock();
         fail(text, Inbox::Scope::kCalls);
         throw CallMismatch(text);
@@ -155,6 +167,7 @@ class InprocMessenger final : public Messenger {
   }
 
   ~InprocMessenger() override {
+    // In this order: others get the goodbye, the Sink is not called any more, and then the thread may end.
     hub_->leave(self_, error_);
     place_.inbox.detach();
     place_.inbox.close();
@@ -183,6 +196,7 @@ class InprocMessenger final : public Messenger {
       // As a socket does: the sender's memory is its own again, however long the receiver keeps what came.
       frame.payload = frame.payload.copy();
     }
+    // Counted before the check below, as a socket takes what its peer no longer reads.
     const std::uint64_t bytes = total_bytes(frames);
     place_.traffic.sent(to, bytes, frames.size());
     if (hub_->has_left(to) || hub_->has_left(self_)) return;  // the dead neither hear nor speak
@@ -203,6 +217,7 @@ class InprocMessenger final : public Messenger {
     try {
       place_.inbox.deliver();
     } catch (const std::exception& error) {  // a Sink's
+      // Not thrown on: nothing above this thread would catch it, and the process would end.
       hub_->fail(to_string(self_) + ": " + error.what());
     }
   }

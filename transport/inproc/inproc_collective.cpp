@@ -23,6 +23,7 @@ template <typename T>
 void add(std::span<std::byte> to, std::span<const std::byte> from) {
   for (std::size_t i = 0; i < to.size(); i += sizeof(T)) {
     T a, b;
+    // By memcpy: callers' bytes need not be aligned to T.
     std::memcpy(&a, &to[i], sizeof(T));
     std::memcpy(&b, &from[i], sizeof(T));
     a = static_cast<T>(a + b);
@@ -75,11 +76,14 @@ struct InprocCollectives::Hub {
       if (failure.empty()) {
         Call& call = calls[number];
         call.parts.emplace(rank, std::move(part));
+        // The last rank to come does the sum, on its thread. A rank that came before does not wait.
         if (call.parts.size() < ranks) return;
         whole = std::move(call.parts);
+        // Before the lock is given up: fail() must not find parts that finish() is about to end.
         calls.erase(number);
       }
     }
+    // Read without the lock: it is set once, and was seen to be set above.
     if (whole.empty()) return part.done({}, std::make_exception_ptr(TransportError(failure)));
     finish(whole);
   }
@@ -92,6 +96,7 @@ struct InprocCollectives::Hub {
                   std::move(whole));
     }
     std::vector<std::byte> result;
+    // In rank order, so that a sum of floats has the same bits in every run.
     for (const auto& [rank, part] : whole) {
       const auto bytes = part.values.bytes();
       if (!part.type || rank == 0) {
@@ -114,6 +119,7 @@ struct InprocCollectives::Hub {
       if (failure.empty()) failure = text;
       waiting.swap(calls);
     }
+    // Under a number that no call has: the parts of the call that failed are ended with the others.
     waiting[~std::uint64_t{0}].parts.merge(parts);
     const auto error = std::make_exception_ptr(TransportError(text));
     for (auto& [number, call] : waiting) {
@@ -131,6 +137,7 @@ class InprocCollectives::OfRank final : public Collective {
       const std::lock_guard lock(hub_->mutex);
       under_way = !hub_->calls.empty();
     }
+    // Without the lock, which fail() takes.
     if (under_way) hub_->fail("rank " + std::to_string(rank_) + " left while sums were under way");
   }
 

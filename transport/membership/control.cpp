@@ -14,6 +14,7 @@ constexpr std::size_t kLongestText = 1 << 20;  // bytes; a roster of thousands o
 class Fields {
  public:
   explicit Fields(std::string_view text) {
+    // Checked before the map below grows: any process that can connect to the scheduler may send a hello.
     if (text.size() > kLongestText)
       throw FrameError("text: it has " + std::to_string(text.size()) + " bytes");
     while (!text.empty()) {
@@ -23,10 +24,13 @@ class Fields {
         throw FrameError("text: line '" + std::string(line.substr(0, 80)) + "' is no key=value");
       }
       values_[std::string(line.substr(0, equals))].emplace_back(line.substr(equals + 1));
+      // The last line may lack its newline, since a node that was written from PROTOCOL.md may forget it.
       text.remove_prefix(std::min(text.size(), line.size() + 1));
     }
   }
 
+  // Of a key that comes several times the first counts. Keys that nobody asks for are ignored, so that a
+  // later version may add some.
   const std::string& text(const std::string& key) const {
     const auto found = values_.find(key);
     if (found == values_.end()) throw FrameError("text: field '" + key + "' is missing");
@@ -38,6 +42,8 @@ class Fields {
     const std::string& value = text(key);
     T parsed{};
     const auto [end, error] = std::from_chars(value.data(), value.data() + value.size(), parsed);
+    // from_chars stops at the first other character: without the second condition "2 servers" would read as
+    // 2.
     if (error != std::errc{} || end != value.data() + value.size()) {
       throw FrameError("text: " + key + " is '" + value.substr(0, 80) + "', expected a whole number");
     }
@@ -51,6 +57,8 @@ class Fields {
 
   Role role() const {
     const std::string& value = text("role");
+    // The scheduler sends no hello and no goodbye about itself, so "scheduler" is refused like any other
+    // word.
     if (value == "worker") return Role::kWorker;
     if (value == "server") return Role::kServer;
     throw FrameError("text: role is '" + value.substr(0, 80) + "', expected worker or server");
@@ -71,6 +79,7 @@ const char* role_word(Role role) { return role == Role::kServer ? "server" : "wo
 
 template <typename T>
 void append(std::string& to, T value) {
+  // Little endian as on the wire: frame.cpp does not compile on a machine of another byte order.
   to.append(reinterpret_cast<const char*>(&value), sizeof(value));
 }
 
@@ -88,6 +97,7 @@ T take(std::string_view& from) {
 std::string to_text(const Hello& hello) {
   std::string settings;
   for (const std::string& setting : hello.settings) settings += line("setting", setting);
+  // Optional fields are left out where the feature is off, as PROTOCOL.md allows to every node.
   return line("role", role_word(hello.role)) +
          line("rank", hello.rank ? std::to_string(*hello.rank) : std::string("any")) +
          line("workers", hello.workers) + line("servers", hello.servers) +
@@ -138,6 +148,7 @@ Roster parse_roster(std::string_view text) {
                 fields.all("local"),
                 fields.number_or<std::uint32_t>("replicas", 0),
                 fields.number_or<std::uint32_t>("generation", 1)};
+  // Endpoints and locals are indexed by rank without another check, so their numbers are checked here once.
   if (roster.generation == 0) throw FrameError("roster: generation is 0, expected 1 or more");
   if (roster.endpoints.size() != roster.servers) {
     throw FrameError("roster: it lists " + std::to_string(roster.endpoints.size()) + " endpoints for " +
@@ -157,6 +168,8 @@ std::string to_text(const StreamHello& hello) {
 StreamHello parse_stream_hello(std::string_view text) {
   const Fields fields(text);
   const StreamHello hello{fields.number<std::uint32_t>("stream"), fields.number<std::uint32_t>("streams")};
+  // A server makes room for that many streams before it knows more of the peer. 64 is what zmq_options.cpp
+  // allows a node to ask for.
   if (hello.streams == 0 || hello.streams > 64 || hello.stream >= hello.streams) {
     throw FrameError("hello: stream " + std::to_string(hello.stream) + " of " +
                      std::to_string(hello.streams) + ", expected a stream below a number of streams in 1-64");
@@ -177,9 +190,11 @@ std::string error_text(std::string_view error) {
   std::string kept(error);
   if (error.size() > kLongest) {  // not within a character of UTF-8
     std::size_t end = kLongest;
+    // Python decodes the text strictly, and would raise another exception at half a character.
     while (end > 0 && (static_cast<unsigned char>(error[end]) & 0xC0U) == 0x80U) --end;
     kept = std::string(error.substr(0, end)) + " ...";
   }
+  // A newline would begin another field of the text.
   std::ranges::replace_if(
       kept, [](char letter) { return static_cast<unsigned char>(letter) < ' '; }, ' ');
   return line("error", kept);
@@ -212,6 +227,7 @@ std::vector<std::string> parse_blobs(std::string_view bytes) {
   std::vector<std::string> blobs;
   while (!bytes.empty()) {
     const auto size = take<std::uint64_t>(bytes);
+    // Compared with what is left, not added to a position: a hostile size near 2^64 cannot wrap around.
     if (size > bytes.size()) {
       throw FrameError("exchange result: a blob of " + std::to_string(size) + " bytes where " +
                        std::to_string(bytes.size()) + " are left");
@@ -235,6 +251,7 @@ std::vector<std::uint32_t> parse_ranks(std::string_view bytes) {
 }
 
 void AwaitedExchange::take(ExchangeAnswer answer, std::string_view payload) {
+  // No default: an answer that this version does not know leaves the caller waiting, until its deadline.
   switch (answer) {
     case ExchangeAnswer::kComplete:
       blobs = parse_blobs(payload);

@@ -8,8 +8,12 @@ namespace gradwire::transport {
 
 ExchangeTable::State ExchangeTable::offer(std::uint64_t sequence, std::uint32_t rank, std::string_view name,
                                           std::string_view blob) {
+  // An older offer is a repetition whose table may be forgotten already. It must not begin a table anew,
+  // which the others would never complete.
   const auto newest = latest_.find(rank);
   if (newest == latest_.end() || sequence >= newest->second) {
+    // The first blob stays: an offer that comes again after a break must not change a result that others
+    // have.
     tables_[sequence].try_emplace(rank, Offer{std::string(name), std::string(blob)});
     latest_[rank] = sequence;
     forget_finished();
@@ -18,16 +22,22 @@ ExchangeTable::State ExchangeTable::offer(std::uint64_t sequence, std::uint32_t 
 }
 
 void ExchangeTable::leave(std::uint32_t rank, const std::string& error) {
+  // The first reason stays. Where the worker had offered before it left, its blob stays in the table.
   left_.emplace(rank, error);
   forget_finished();
 }
 
 ExchangeTable::State ExchangeTable::state(std::uint64_t sequence) const {
   const auto found = tables_.find(sequence);
+  // Nobody has come, or all have moved on. Only a worker whose offer was lost asks then, and it sends its
+  // offer again when it finds itself among the missing.
   if (found == tables_.end()) return State::kWaiting;
   const Table& table = found->second;
   const auto differs = [&](const auto& entry) { return entry.second.name != table.begin()->second.name; };
+  // Before completeness: blobs of different calls must not be handed out as one result. Also before all are
+  // here, since the workers that are missing cannot mend it.
   if (std::ranges::any_of(table, differs)) return State::kMismatch;
+  // Before desertion: a worker that left after its offer is not missing, and its last exchange has a result.
   if (table.size() == workers_) return State::kComplete;
   const auto ranks = missing(sequence);
   const bool deserted = std::ranges::any_of(ranks, [&](auto rank) { return left_.contains(rank); });
@@ -36,6 +46,7 @@ ExchangeTable::State ExchangeTable::state(std::uint64_t sequence) const {
 
 bool ExchangeTable::has_come(std::uint64_t sequence, std::uint32_t rank) const {
   const auto newest = latest_.find(rank);
+  // Not from tables_, where a finished exchange may be forgotten. A worker's numbers only grow.
   return newest != latest_.end() && newest->second >= sequence;
 }
 
@@ -86,7 +97,10 @@ std::string ExchangeTable::fault(std::uint64_t sequence) const {
   std::vector<std::uint32_t> gone;
   for (const auto rank : missing(sequence)) {
     const auto found = left_.find(rank);
+    // A missing worker that is still in the job is not at fault: it may yet come.
     if (found == left_.end()) continue;
+    // One worker's error is named before any that left normally: it is the likelier cause of their leaving,
+    // too.
     if (!found->second.empty())
       return exchange + "worker " + std::to_string(rank) + " failed: " + found->second +
              "; see its traceback";
@@ -107,6 +121,7 @@ std::vector<std::uint64_t> ExchangeTable::open() const {
 void ExchangeTable::forget_finished() {
   std::uint64_t oldest = tables_.empty() ? 0 : tables_.rbegin()->first;
   for (std::uint32_t rank = 0; rank < workers_; ++rank) {
+    // It asks for no result any more, and its last number would keep every later table.
     if (left_.contains(rank)) continue;
     const auto found = latest_.find(rank);
     oldest = std::min(oldest, found == latest_.end() ? 0 : found->second);

@@ -18,29 +18,40 @@ std::string to_tenths(std::chrono::steady_clock::duration time) {
 
 std::chrono::milliseconds Liveness::beat() const {
   using std::chrono::milliseconds;
+  // A tenth, so that several beats may be lost before a node counts as dead. At most half a second, because a
+  // closed connection is judged by beats (return_time), and a killed process is to be found soon.
   return std::clamp(timeout_ / 10, milliseconds(1), milliseconds(500));
 }
 
 // A reconnect takes a tenth of a second and the next beat half a second: three beats are ample.
 std::chrono::milliseconds Liveness::return_time() const { return 3 * beat(); }
 
+// A frame also cancels a closed connection: it came on a new one, or the event was of another node's old
+// descriptor.
 void Liveness::heard(const std::string& name, Time now) { watched_[name] = {now, std::nullopt}; }
 
 void Liveness::disconnected(const std::string& name, Time now) {
   const auto found = watched_.find(name);
+  // The first event counts: a connection that is tried again and again must not put off the verdict.
   if (found != watched_.end() && !found->second.disconnected) found->second.disconnected = now;
 }
 
 std::optional<Liveness::Lost> Liveness::check(Time now) {
   const auto asleep = checked_ ? now - *checked_ : Time::duration::zero();
   checked_ = now;
+  // Callers check at every beat, at most a tenth of the timeout apart. A gap of half of it means that this
+  // process stood still: a suspended machine, a debugger. Heartbeats of that time are still in the socket, or
+  // could not be sent.
   if (asleep > timeout_ / 2) {
     for (auto& [name, watched] : watched_) {
       watched.heard += asleep;
+      // The event may have been read before the sleep, and the frame of the new connection waits unread
+      // behind it.
       if (watched.disconnected) *watched.disconnected += asleep;
     }
   }
   for (const auto& [name, watched] : watched_) {
+    // Before the silence, since it is the more exact cause where both hold.
     if (watched.disconnected && now - *watched.disconnected >= return_time()) {
       return Lost{name, "closed its connection and did not come back within " + to_tenths(return_time())};
     }

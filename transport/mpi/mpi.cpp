@@ -17,6 +17,8 @@ class MpiMessenger final : public Messenger {
       : endpoint_(std::move(endpoint)), place_(endpoint_->place(role)) {}
 
   ~MpiMessenger() override {
+    // In this order: the goodbye still needs the I/O thread, which must not call a Sink that is gone, and
+    // close() may end that thread.
     endpoint_->leave(place_, endpoint_->leave_timeout());
     place_.inbox.detach();
     endpoint_->close();
@@ -54,6 +56,7 @@ class MpiCollective final : public Collective {
   explicit MpiCollective(std::shared_ptr<MpiEndpoint> endpoint) : endpoint_(std::move(endpoint)) {}
 
   ~MpiCollective() override {
+    // Before close(), which would wait for ranks that wait for these sums.
     endpoint_->close_sums();
     endpoint_->close();
   }
@@ -82,6 +85,7 @@ class MpiCollective final : public Collective {
 }  // namespace
 
 NodePair connect_mpi(const MpiOptions& options) {
+  // Two users: the endpoint ends with the later of both nodes.
   const auto endpoint = MpiEndpoint::connect(options, MpiJob::kPairs, 2);
   return {std::make_unique<MpiMessenger>(endpoint, Role::kWorker),
           std::make_unique<MpiMessenger>(endpoint, Role::kServer)};

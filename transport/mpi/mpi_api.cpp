@@ -29,6 +29,8 @@ void check(int code, const char* call, std::uint32_t rank) {
 }
 
 int checked_count(std::size_t count, const char* call) {
+  // MPI counts in int, and a larger count would become negative. The layers above cut arrays long before
+  // this.
   if (count > INT_MAX) {
     throw std::invalid_argument(std::string(call) + ": " + std::to_string(count) +
                                 " elements at once; expected at most " + std::to_string(INT_MAX));
@@ -73,6 +75,8 @@ void sum_wrapping(void* from, void* to, int* count, MPI_Datatype*) {
 class SumOperation {
  public:
   explicit SumOperation(MPI_User_function* function) {
+    // Lets MPI choose among all its algorithms. Of 16-bit floats the order of a sum is then MPI's, as with
+    // MPI_SUM.
     constexpr int kCommutes = 1;
     check(MPI_Op_create(function, kCommutes, &operation_), "MPI_Op_create");
   }
@@ -170,6 +174,7 @@ std::string LibraryPort::version() const {
 // One thread calls us. Where MPI is ours alone, that is enough for it; else the process has threads that call
 // it too.
 void require_level(int provided, bool initialised_here) {
+  // FUNNELED is enough: MPI was initialised on the I/O thread, which is MPI's main thread then.
   if (initialised_here && provided < MPI_THREAD_FUNNELED) {
     throw TransportError("mpi: MPI gives " + name_of_level(provided) +
                          ", and gradwire calls it from a thread of its own: MPI_THREAD_FUNNELED or better is "
@@ -187,12 +192,14 @@ void require_level(int provided, bool initialised_here) {
 int LibraryPort::initialise_process() {
   const std::lock_guard lock(process().mutex);
   int initialised = 0, finalised = 0, provided = 0;
+  // MPI allows this question at any time, also before MPI_Init and after MPI_Finalize.
   check(MPI_Finalized(&finalised), "MPI_Finalized");
   if (finalised != 0) {
     throw TransportError(
         "mpi: MPI was finalised in this process and cannot be started again; use one store over MPI per "
         "process");
   }
+  // Any further MPI call could go on with them, in memory that is its owner's again (abandon).
   if (process().has_lost_operations) {
     throw TransportError(
         "mpi: a job over MPI failed in this process while messages were under way; start a new process");
@@ -201,10 +208,12 @@ int LibraryPort::initialise_process() {
   if (initialised == 0) {
     check(MPI_Init_thread(nullptr, nullptr, MPI_THREAD_MULTIPLE, &provided), "MPI_Init_thread");
     process().initialised_here = true;
+    // By default an error of MPI ends the process. Only where MPI is ours: other users may rely on that.
     check(MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN), "MPI_Comm_set_errhandler");
   } else {
     check(MPI_Query_thread(&provided), "MPI_Query_thread");
   }
+  // A second port in one process has an I/O thread of its own, so MPI is no longer called by one thread.
   require_level(provided, process().initialised_here && process().ports == 0);
   ++process().ports;
   return provided;
@@ -230,6 +239,7 @@ void LibraryPort::join(Done done) {
   const auto return_errors = [](MPI_Comm communicator) {
     check(MPI_Comm_set_errhandler(communicator, MPI_ERRORS_RETURN), "MPI_Comm_set_errhandler");
   };
+  // MPI_Comm_idup does not block, so a rank that never comes is found by the deadline of the rendezvous.
   duplicate(messages_, [=, this, done = std::move(done)] {
     return_errors(messages_);
     duplicate(sums_, [=, this] {
@@ -266,6 +276,7 @@ void LibraryPort::receive(std::uint32_t rank, Tag tag, std::span<std::byte> byte
 std::optional<MpiApi::Probed> LibraryPort::probe() {
   int found = 0, count = 0;
   MPI_Status status;
+  // Matched probing: MPI_Imrecv below receives the very message whose length was read here.
   check(MPI_Improbe(MPI_ANY_SOURCE, static_cast<int>(Tag::kHead), messages_, &found, &probed_, &status),
         "MPI_Improbe");
   if (found == 0) return std::nullopt;
@@ -287,6 +298,8 @@ Reduction LibraryPort::reduction_of(ElementType type) const {
     case ElementType::kFloat32:
       return {MPI_FLOAT, MPI_SUM};
     case ElementType::kFloat16:
+      // MPI 3 has no 16-bit floats. The operation knows what the words mean, for MPI they are only 16 bits
+      // wide.
       return {MPI_UINT16_T, sum_operations_->float16.get()};
     case ElementType::kBfloat16:
       return {MPI_UINT16_T, sum_operations_->bfloat16.get()};
@@ -321,6 +334,7 @@ void LibraryPort::all_gather(std::span<const std::byte> block, std::byte* all, s
   check(code, "MPI_Type_create_resized");
   check(MPI_Type_commit(&strided), "MPI_Type_commit");
   MPI_Request request = MPI_REQUEST_NULL;
+  // One element of the strided type per rank: a piece of a long block lands where it belongs without a copy.
   const int started = MPI_Iallgather(block.data(), count, MPI_BYTE, all, 1, strided, sums_, &request);
   MPI_Type_free(&strided);  // MPI keeps it until the operation has ended
   check(started, "MPI_Iallgather");
@@ -339,6 +353,7 @@ void LibraryPort::add_operation(MPI_Request request, Operation operation) {
   int ended = 0;
   check(MPI_Test(&request, &ended, MPI_STATUS_IGNORE), "MPI_Test");
   if (ended != 0) {
+    // Not called here: the caller may not be ready for it before it has returned to poll().
     ended_.push_back(std::move(operation.done));
     return;
   }
@@ -353,6 +368,7 @@ std::size_t LibraryPort::poll() {
     statuses_.resize(requests_.size());
     const int code = MPI_Testsome(static_cast<int>(requests_.size()), requests_.data(), &count,
                                   completed_.data(), statuses_.data());
+    // The statuses say which operation failed and why; the code alone says that one has.
     if (code == MPI_ERR_IN_STATUS) {
       for (int i = 0; i < count; ++i) check(statuses_[static_cast<std::size_t>(i)].MPI_ERROR, "MPI_Testsome");
     }
@@ -367,6 +383,7 @@ std::size_t LibraryPort::poll() {
 }
 
 void LibraryPort::take_completed(std::size_t count) {
+  // By index before anything moves: MPI_Testsome has numbered them by the list as it was.
   for (std::size_t i = 0; i < count; ++i)
     ended_.push_back(std::move(operations_[static_cast<std::size_t>(completed_[i])].done));
   std::size_t kept = 0;
@@ -384,9 +401,12 @@ void LibraryPort::finish() {
   for (MPI_Comm* communicator : {&messages_, &sums_}) {
     if (*communicator != MPI_COMM_NULL) check(MPI_Comm_free(communicator), "MPI_Comm_free");
   }
+  // Before MPI_Finalize, after which MPI_Op_free is not allowed.
   sum_operations_.reset();
   const std::lock_guard lock(process().mutex);
   const bool is_last = --process().ports == 0;
+  // After a failure it could wait for ever for a rank that is dead. Where somebody else initialised MPI, that
+  // one finalises it.
   if (is_last && process().initialised_here && !process().has_failed) check(MPI_Finalize(), "MPI_Finalize");
 }
 
@@ -397,6 +417,7 @@ void LibraryPort::abandon() noexcept {
     process().has_failed = true;
     process().has_lost_operations |= !requests_.empty();
   }
+  // Never destroyed, and not a member: a network card may still write into what was to be received.
   static auto& kept = *new std::vector<Operation>();
   for (Operation& operation : operations_) {
     if (operation.is_receive) kept.push_back(std::move(operation));

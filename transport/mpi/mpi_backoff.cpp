@@ -17,6 +17,7 @@ constexpr microseconds kLongest{1000};
 
 MpiBackoff::Duration MpiBackoff::pause(Time now, bool is_transferring) const {
   const Duration waited = now - moved_;
+  // Linux ends a sleep up to 50 us late (timer slack, prctl(2)), which is several round trips.
   if (waited < kAwake) return Duration::zero();
   return std::min<Duration>(waited / kShare, is_transferring ? kLongestInTransfer : kLongest);
 }

@@ -24,6 +24,7 @@ void check_options(const MpiOptions& options) {
     refuse("liveness_timeout or rendezvous_timeout is too short", "at least 10 ms");
   }
   constexpr std::size_t kMost = std::size_t{1} << 30;
+  // The smallest holds one element of any type. The largest is the power of two below what an int counts.
   if (options.largest_message_bytes < 8 || options.largest_message_bytes > kMost) {
     refuse("largest_message_bytes=" + std::to_string(options.largest_message_bytes), "8 to 2^30");
   }
@@ -44,6 +45,8 @@ MpiEntry entry_of(const MpiOptions& options, MpiJob job) {
     host.copy(entry.host.data(), entry.host.size() - 1);
   }
   const std::string machine = machine_identity(host);
+  // Entries have one length, so a hash travels. Two machines of one hash, by chance, would only lose
+  // checksums.
   if (!machine.empty()) entry.machine = std::hash<std::string>{}(machine);
   return entry;
 }
@@ -61,6 +64,7 @@ std::shared_ptr<MpiEndpoint> MpiEndpoint::connect(const MpiOptions& options, Mpi
   check_options(options);
   std::shared_ptr<MpiEndpoint> endpoint(new MpiEndpoint(options, job, users));
   endpoint->port_ = load_mpi(options.library);
+  // The thread owns a share: it may outlive every user if MPI does not return.
   endpoint->thread_ = std::thread([endpoint] { endpoint->run(); });
   endpoint->await_start();
   return endpoint;
@@ -68,6 +72,7 @@ std::shared_ptr<MpiEndpoint> MpiEndpoint::connect(const MpiOptions& options, Mpi
 
 void MpiEndpoint::await_start() {
   Lock lock(mutex_);
+  // MPI_Init_thread blocks until all processes have called it, and cannot be called off.
   const bool is_initialised = changed_.wait_for(lock, options_.rendezvous_timeout,
                                                 [this] { return mpi_is_initialised_ || has_ended_; });
   if (!is_initialised) {
@@ -78,6 +83,7 @@ void MpiEndpoint::await_start() {
                        in_seconds(options_.rendezvous_timeout) +
                        "; every process that mpirun starts must create the store");
   }
+  // Without a deadline of its own: mpi_rendezvous() on the I/O thread has one.
   changed_.wait(lock, [this] { return has_begun_ || has_ended_; });
   if (!start_error_) return;
   lock.unlock();
@@ -90,6 +96,7 @@ void MpiEndpoint::run() {
   try {
     join_job();
   } catch (...) {  // the caller gets it
+    // Not finish(): ranks that have not come would keep MPI_Finalize waiting.
     port_->abandon();
     const Lock lock(mutex_);
     start_error_ = std::current_exception();
@@ -107,6 +114,7 @@ void MpiEndpoint::join_job() {
   port_->initialise();
   {
     const Lock lock(mutex_);
+    // The caller gave up while MPI_Init_thread was blocked. Joining now would make this rank look present.
     if (has_ended_) throw TimeoutError("mpi: nobody waits for this job any more");
     mpi_is_initialised_ = true;
     changed_.notify_all();
@@ -120,6 +128,7 @@ void MpiEndpoint::join_job() {
   MpiPeers::Events& events = *this;
   peers_.emplace(*port_, options_, entries, worker_.traffic, events);
   sums_.emplace(*port_, options_.largest_message_bytes);
+  // Last: until here MPI may take as long as the slowest rank needs to start.
   watch_.emplace(stuck_after(), [this] { on_stuck(); });
   const Lock lock(mutex_);
   has_begun_ = true;
@@ -129,6 +138,7 @@ void MpiEndpoint::join_job() {
 void MpiEndpoint::close() {
   {
     const Lock lock(mutex_);
+    // The thread serves both users, and other ranks may still send to the node that is open.
     if (--open_users_ > 0) return;
     wake();
   }
@@ -141,6 +151,7 @@ void MpiEndpoint::close() {
 // --- callers ---
 
 void MpiEndpoint::wake() {
+  // With mutex_ held, as all callers do: the I/O thread tests it under that lock before it sleeps.
   has_work_ = true;
   wake_.notify_all();
 }
@@ -157,6 +168,7 @@ bool MpiEndpoint::seals(std::uint32_t rank) const {
 
 bool MpiEndpoint::seals_payloads() const {
   for (std::uint32_t rank = 0; rank < is_local_.size(); ++rank) {
+    // Frames to the own rank are copied in memory and never sealed (send_here).
     if (rank != worker_.node.rank && seals(rank)) return true;
   }
   return false;
@@ -183,12 +195,14 @@ void MpiEndpoint::send(Place& from, Node to, std::vector<Frame> frames) {
     frame.header.sender = from.node;
     frame.header.epoch = world_.epoch;
   }
+  // Both nodes are in this process: what stays in it needs neither MPI nor a checksum.
   if (to.rank == from.node.rank) return send_here(from, place(to.role), std::move(frames));
   for (Frame& frame : frames) seal(to.rank, frame.payload);
   const std::uint64_t bytes = total_bytes(frames), count = frames.size();
   Outgoing outgoing{&from, to.rank, pack_for_mpi(std::move(frames))};
   const Lock lock(mutex_);
   check_member(from);
+  // Messenger::send() drops what goes to a peer that has left. That rank may not receive any more.
   if (left_.contains(to)) return;
   from.traffic.sent(to, bytes, count);
   requests_.outgoing.push_back(std::move(outgoing));
@@ -202,6 +216,7 @@ void MpiEndpoint::send_here(Place& from, Place& to, std::vector<Frame> frames) {
   const Lock lock(mutex_);
   check_member(from);
   from.traffic.sent(to.node, bytes, count);
+  // Counted as sent all the same, as it would be for a node of another rank.
   if (to.is_leaving) return;
   to.traffic.received(from.node, bytes, count);
   to.inbox.post_frames(from.node, std::move(frames));
@@ -209,6 +224,7 @@ void MpiEndpoint::send_here(Place& from, Place& to, std::vector<Frame> frames) {
 }
 
 void MpiEndpoint::ask(std::uint64_t sequence, ExchangeAsk ask, const std::string& payload) {
+  // peers_ calls MPI, so callers never touch it: what they want is queued for the I/O thread.
   requests_.others.push_back([=, this] { peers_->submit_exchange(sequence, ask, payload); });
   wake();
 }
@@ -217,6 +233,7 @@ std::vector<std::string> MpiEndpoint::exchange(std::string_view name, std::strin
                                                milliseconds timeout) {
   Lock lock(mutex_);
   check_member(worker_);
+  // Under the lock that queues the offer: rank 0 takes a lower number than the last for a repetition.
   const std::uint64_t sequence = exchange_count_++;
   exchanges_[sequence];
   ask(sequence, ExchangeAsk::kOffer, std::string(name) + '\0' + std::string(blob));
@@ -234,6 +251,7 @@ std::vector<std::string> MpiEndpoint::await_exchange(Lock& lock, std::uint64_t s
                                                      std::string_view name, milliseconds timeout) {
   AwaitedExchange& waiting = exchanges_[sequence];
   const auto is_settled = [&] { return failed_ || worker_.is_leaving || waiting.blobs || waiting.deserted; };
+  // MPI loses nothing, so unlike over ZeroMQ the offer is never sent again.
   const auto ask_who_is_missing = [&] { ask(sequence, ExchangeAsk::kStatus, ""); };
   ExchangeWait wait({worker_.node, sequence, name, "worker 0"}, waiting,
                     {lock, changed_, is_settled, ask_who_is_missing});
@@ -255,6 +273,7 @@ void MpiEndpoint::report_wait(const WaitReport& report) {
 }
 
 bool MpiEndpoint::note_failure(const std::string& text, FailureCause cause) {
+  // Of one rank's two nodes the first cause counts for both, since they end with the same process.
   if (failed_) return false;
   failed_ = true;
   const auto scope = cause == FailureCause::kCalls ? Inbox::Scope::kCalls : Inbox::Scope::kJob;
@@ -267,6 +286,7 @@ bool MpiEndpoint::note_failure(const std::string& text, FailureCause cause) {
 
 void MpiEndpoint::fail(const std::string& text) {
   const Lock lock(mutex_);
+  // Later failures are consequences, and every rank spreads the first that it gets.
   if (note_failure(text)) requests_.others.push_back([=, this] { peers_->spread_failure(text); });
 }
 
@@ -279,10 +299,12 @@ void MpiEndpoint::leave(Place& place, milliseconds timeout) {
   Lock lock(mutex_);
   if (!place.is_leaving) {
     place.is_leaving = true;
+    // Behind the packets that were queued before: take_requests() sends those first.
     requests_.others.push_back([this, &place] { start_leaving(place); });
     changed_.notify_all();
     wake();
   }
+  // A failed job answers no goodbye.
   changed_.wait_for(lock, timeout, [&] { return place.has_left || failed_; });
 }
 
@@ -298,6 +320,8 @@ void MpiEndpoint::sum(Buffer values, std::optional<ElementType> type, Collective
     return done(std::move(values), std::make_exception_ptr(TransportError(worker_.inbox.failure())));
   }
   ++sums_under_way_;
+  // Two counts: values are the caller's again before its Done returns, but close_sums() must not return while
+  // a Done still runs.
   ++sums_untold_;
   const auto count_down = [this](std::size_t& count) {
     const Lock counting(mutex_);
@@ -309,6 +333,8 @@ void MpiEndpoint::sum(Buffer values, std::optional<ElementType> type, Collective
     done(std::move(result), std::move(error));
     count_down(sums_untold_);
   };
+  // Other ranks have this rank's goodbye and start no sum with it. Refused on the I/O thread, where every
+  // Done runs.
   const bool is_too_late = worker_.is_leaving && !failed_;
   auto refusal = is_too_late ? std::make_exception_ptr(TransportError(has_left_text(worker_.node))) : nullptr;
   requests_.sums.push_back({std::move(values), type, std::move(done_and_counted), std::move(refusal)});
@@ -317,6 +343,7 @@ void MpiEndpoint::sum(Buffer values, std::optional<ElementType> type, Collective
 
 void MpiEndpoint::close_sums() {
   Lock lock(mutex_);
+  // Other ranks are in these sums and would wait for this one until their deadline.
   if (const std::size_t count = sums_under_way_; count > 0) {
     lock.unlock();
     fail(to_string(worker_.node) + " closed its Collective while " + std::to_string(count) +

@@ -21,11 +21,14 @@ std::unique_ptr<MpiApi> load_mpi(const std::string& path) {
     throw TransportError("mpi: '" + path + "' cannot be loaded: " + loader_error() +
                          "; install Open MPI (Debian: libopenmpi-dev, openmpi-bin) and build gradwire again");
   }
+  // The name ends in MpiApi's number: a library of another version has no such name, and no wrong vtable is
+  // called.
   const auto make = reinterpret_cast<MakeMpiPort>(dlsym(library, kMakeMpiPort));
   if (make == nullptr) {
     throw TransportError("mpi: '" + path + "' is of another version of gradwire: " + loader_error() +
                          "; build it together with this one");
   }
+  // The library stays loaded, with what it knows of this process: whether MPI was initialised or abandoned.
   return std::unique_ptr<MpiApi>(make());
 }
 

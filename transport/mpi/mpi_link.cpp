@@ -31,6 +31,7 @@ void MpiLink::for_each_piece(std::size_t size_bytes, const Piece& piece) const {
 }
 
 void MpiLink::send(std::uint32_t rank, MpiPacket packet, Confirm confirm, Sent sent) {
+  // MPI reads payloads until a send has ended, and nobody else keeps them.
   const auto sending = std::make_shared<Sending>();  // owners: the operations of its messages
   sending->packet = std::move(packet);
   sending->sent = std::move(sent);
@@ -42,6 +43,7 @@ void MpiLink::send(std::uint32_t rank, MpiPacket packet, Confirm confirm, Sent s
     const bool confirmed = tag == MpiApi::Tag::kHead && confirm == Confirm::kHead;
     confirmed ? port_.send_confirmed(rank, tag, bytes, done) : port_.send(rank, tag, bytes, done);
   };
+  // First: the receiver learns from it how long the payloads are, and makes room.
   send_one(MpiApi::Tag::kHead, sending->packet.head.bytes());
   for (const Buffer& payload : sending->packet.payloads) {
     for_each_piece(payload.size_bytes(), [&](std::size_t at, std::size_t size_bytes) {
@@ -57,6 +59,7 @@ std::size_t MpiLink::receive() {
     if (!found) break;
     const auto arrival = std::make_shared<Arrival>();
     arrival->head = pool_.take(found->size_bytes);
+    // Listed before it is received: heads are matched in the order of probes, and may be complete in another.
     arrivals_.at(found->rank).push_back(arrival);
     port_.receive_probed(arrival->head.bytes(), [this, rank = found->rank, arrival] {
       arrival->head_is_here = true;
@@ -67,6 +70,7 @@ std::size_t MpiLink::receive() {
 }
 
 void MpiLink::receive_payloads(std::uint32_t rank, const ArrivalPointer& arrival) {
+  // Payload messages have no length or name of their own: the head has both, by their order.
   arrival->packet.emplace(std::move(arrival->head), pool_);
   for (Buffer& payload : arrival->packet->awaited()) {
     for_each_piece(payload.size_bytes(), [&](std::size_t at, std::size_t size_bytes) {
@@ -86,6 +90,8 @@ void MpiLink::advance(std::uint32_t rank) {
   try {
     take_arrived(rank);
   } catch (const FrameError& error) {
+    // Not dropped as over ZeroMQ: the payloads of a head that cannot be read would be taken for those of the
+    // next.
     throw FrameError("what rank " + std::to_string(rank) + " sent cannot be read: " + error.what());
   }
 }
@@ -93,9 +99,11 @@ void MpiLink::advance(std::uint32_t rank) {
 void MpiLink::take_arrived(std::uint32_t rank) {
   std::deque<ArrivalPointer>& arrivals = arrivals_[rank];
   for (const ArrivalPointer& arrival : arrivals) {
+    // A later head's payloads must not be awaited before those of this one.
     if (!arrival->head_is_here) break;
     if (!arrival->packet) receive_payloads(rank, arrival);
   }
+  // A short packet may be complete before a long one in front of it, and waits: order is kept per rank.
   while (!arrivals.empty() && arrivals.front()->packet && arrivals.front()->awaited_messages == 0) {
     const ArrivalPointer arrival = std::move(arrivals.front());
     arrivals.pop_front();

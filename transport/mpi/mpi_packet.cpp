@@ -24,6 +24,7 @@ std::size_t head_bytes(const std::vector<Frame>& frames) {
 std::size_t frames_in(std::span<const std::byte> head) {
   std::uint64_t count = 0;
   if (head.size() >= kCountBytes) std::memcpy(&count, head.data(), kCountBytes);
+  // Divided and not multiplied: a hostile count cannot overflow.
   if (head.size() < kCountBytes || count > (head.size() - kCountBytes) / kHeaderBytes) {
     throw FrameError("mpi: a head of " + std::to_string(head.size()) + " bytes claims " +
                      std::to_string(count) + " frames");
@@ -38,18 +39,21 @@ MpiPacket pack_for_mpi(std::vector<Frame> frames) {
   const std::size_t size_bytes = head_bytes(frames);
   packet.head = Buffer::allocate(size_bytes);
   const std::span<std::byte> head = packet.head.bytes();
+  // Padding is sent, too, and must not show what the memory held before.
   std::memset(head.data(), 0, size_bytes);
   const std::uint64_t count = frames.size();
   std::memcpy(head.data(), &count, kCountBytes);
   std::size_t header_at = kCountBytes;
   std::size_t payload_at = kCountBytes + frames.size() * kHeaderBytes;
   for (Frame& frame : frames) {
+    // The I/O thread of the receiver checks control frames on arrival, whatever `checksum=` says of payloads.
     if (is_control(frame.header.kind)) frame.payload.seal();
     const auto header = encode_header(frame);
     std::memcpy(&head[header_at], header.data(), kHeaderBytes);
     header_at += kHeaderBytes;
     const std::size_t payload_bytes = frame.payload.size_bytes();
     if (!is_inline(payload_bytes)) {
+      // After encode_header(), which reads its length and seal. MPI sends from this memory without a copy.
       packet.payloads.push_back(std::move(frame.payload));
     } else if (payload_bytes > 0) {
       std::memcpy(&head[payload_at], frame.payload.bytes().data(), payload_bytes);
@@ -64,6 +68,7 @@ ArrivingParcel::ArrivingParcel(Buffer head, BufferPool& pool) : head_(std::move(
   const std::size_t count = frames_in(bytes);
   std::size_t inline_at = kCountBytes + count * kHeaderBytes;
   for (std::size_t i = 0; i < count; ++i) {
+    // payload_bytes_of() checks the header's own checksum first, so a damaged length takes no memory.
     const std::size_t payload_bytes =
         payload_bytes_of(bytes.subspan(kCountBytes + i * kHeaderBytes, kHeaderBytes));
     if (!is_inline(payload_bytes)) {
@@ -74,6 +79,7 @@ ArrivingParcel::ArrivingParcel(Buffer head, BufferPool& pool) : head_(std::move(
     payloads_.push_back({inline_at, payload_bytes});
     inline_at += padded(payload_bytes);
   }
+  // With this, every place of a small payload is inside the head, and unpack() need not ask again.
   if (inline_at != bytes.size()) {
     throw FrameError("mpi: a head has " + std::to_string(bytes.size()) + " bytes, expected " +
                      std::to_string(inline_at) + " by its headers");

@@ -29,7 +29,9 @@ MpiPeers::MpiPeers(MpiApi& port, const MpiOptions& options, std::span<const MpiE
       next_beat_(std::chrono::steady_clock::now()) {
   for (std::uint32_t rank = 0; rank < size_; ++rank) {
     names_.push_back(describe_rank(entries, rank));
+    // From the start: all ranks were at the rendezvous, so one that never sends a frame is dead, too.
     if (is_watched(rank)) liveness_.heard(names_[rank], next_beat_);
+    // Erased one by one when the job has failed: what is left may still be sending to this rank.
     if (rank != self_) unaware_.insert(rank);
   }
 }
@@ -60,20 +62,25 @@ void MpiPeers::send_control(std::uint32_t rank, const FrameHeader& header, std::
 }
 
 void MpiPeers::say_goodbye(Node self, const std::string& error, const MpiLink::Sent& sent) {
+  // No other rank will confirm it.
   if (size_ == 1) sent();
   FrameHeader header = header_of(Kind::kGoodbye);
   header.sender = self;
   const auto unconfirmed = std::make_shared<std::uint32_t>(size_ - 1);  // owners: the packets under way
   for (std::uint32_t rank = 0; rank < size_; ++rank) {
     if (rank == self_) continue;
+    // A confirmed send ends when the receiver has taken it. MPI keeps the order, so all before it have
+    // arrived.
     send_control(rank, header, error_text(error), MpiLink::Confirm::kHead, [unconfirmed, sent] {
       if (--*unconfirmed == 0) sent();
     });
   }
+  // Nobody sends rank 0 its own goodbye, and workers may be waiting for it in an exchange.
   note_goodbye(self, error);
 }
 
 void MpiPeers::submit_exchange(std::uint64_t sequence, ExchangeAsk ask, std::string_view payload) {
+  // The coordinator is a worker like any other, and needs no message to itself.
   if (self_ == kCoordinatorRank) return take_exchange(self_, sequence, ask, payload);
   FrameHeader header = header_of(Kind::kExchange);
   header.key = sequence;
@@ -89,6 +96,7 @@ void MpiPeers::submit_wait(const WaitReport& report) {
 
 // Workers that wait for one another would do so for ever.
 void MpiPeers::take_wait(std::uint32_t rank, WaitReport report) {
+  // Only a report that changes the picture can complete a deadlock.
   if (!waits_.take(rank, std::move(report))) return;
   for (const auto& [asked, rounds] : waits_.take_questions()) {
     if (asked == self_) {
@@ -102,21 +110,26 @@ void MpiPeers::take_wait(std::uint32_t rank, WaitReport report) {
 }
 
 void MpiPeers::spread_failure(const std::string& text, FailureCause cause) {
+  // Before the sends: a frame that arrives meanwhile must not start the same again.
   failed_ = true;
   FrameHeader header = header_of(Kind::kFailure);
   header.key = static_cast<std::uint64_t>(cause);
   for (std::uint32_t rank = 0; rank < size_; ++rank) {
+    // Also to the rank that is dead, if one is: it may be another that died. What never arrives is given up
+    // after a while (MpiEndpoint::settle_failure).
     if (rank != self_) send_control(rank, header, text);
   }
 }
 
 void MpiPeers::fail(const std::string& text, FailureCause cause) {
   if (failed_) return;
+  // First for this rank: the sends below may throw where MPI itself is broken.
   events_.on_failure(text, cause);
   spread_failure(text, cause);
 }
 
 void MpiPeers::tick(Time now) {
+  // After a failure nobody is blamed any more: ranks end, and fall silent, in any order.
   if (failed_ || now < next_beat_) return;
   next_beat_ = now + liveness_.beat();
   for (std::uint32_t rank = 0; rank < size_; ++rank) {
@@ -124,6 +137,7 @@ void MpiPeers::tick(Time now) {
   }
   if (const auto lost = liveness_.check(now)) {
     const auto rank = std::ranges::find(names_, lost->name) - names_.begin();
+    // A dead rank will never say that it knows of the failure.
     unaware_.erase(static_cast<std::uint32_t>(rank));
     fail(lost->name + " " + lost->why);
   }
@@ -144,7 +158,11 @@ void MpiPeers::take(std::uint32_t rank, std::vector<Frame> frames) {
                        std::to_string(epoch_));
     }
   }
+  // Any frame is a sign of life. It counts after the checks, which end the job for a rank that sends
+  // nonsense.
   if (is_watched(rank)) liveness_.heard(names_[rank], std::chrono::steady_clock::now());
+  // After a failure the inboxes drop them, and MPI has still received them: their sender gets its memory
+  // back.
   if (is_data) return events_.on_frames(from, std::move(frames));
   traffic_.received(kCoordinator, total_bytes(frames), frames.size());
   for (const Frame& frame : frames) take_control(rank, frame);
@@ -166,6 +184,7 @@ void MpiPeers::take_control(std::uint32_t rank, const Frame& frame) {
       return events_.on_goodbye(header.sender, error);
     }
     case Kind::kWait:
+      // One kind, two meanings: rank 0 sends questions and gets reports.
       if (self_ != kCoordinatorRank) return events_.on_question(parse_wait_question(payload_text(frame)));
       return take_wait(rank, parse_wait_report(payload_text(frame)));
     case Kind::kFailure:
@@ -177,6 +196,7 @@ void MpiPeers::take_control(std::uint32_t rank, const Frame& frame) {
 }
 
 void MpiPeers::take_failure(std::uint32_t rank, const std::string& text, FailureCause cause) {
+  // It sends no frame after this one. fail() passes the failure on, and does so once.
   unaware_.erase(rank);
   fail(text, cause);
 }
@@ -207,6 +227,7 @@ void MpiPeers::answer(const ExchangeReply& reply) {
 }
 
 void MpiPeers::note_goodbye(Node peer, const std::string& error) {
+  // Servers take no part in exchanges.
   if (self_ != kCoordinatorRank || peer.role != Role::kWorker) return;
   waits_.forget(peer.rank);
   for (const ExchangeReply& reply : desk_.leave(peer.rank, error)) answer(reply);

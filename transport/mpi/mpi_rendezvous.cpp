@@ -35,10 +35,13 @@ void check_agreement(std::span<const MpiEntry> entries) {
                            describe_rank(entries, rank) + " " + other +
                            "; every rank must run the same version and make the same calls");
     };
+    // First of all: in another version the fields below may mean something else. The layout of an entry
+    // stays.
     if (entry.version != first.version) {
       differ("speaks version " + std::to_string(first.version), std::to_string(entry.version));
     }
     if (entry.job != first.job) differ("called " + call_of(first.job), call_of(entry.job));
+    // Receivers await as many pieces as they would send themselves.
     if (entry.largest_message_bytes != first.largest_message_bytes) {
       differ("has largest_message_bytes=" + std::to_string(first.largest_message_bytes),
              std::to_string(entry.largest_message_bytes));
@@ -50,6 +53,7 @@ std::vector<MpiEntry> mpi_rendezvous(MpiApi& port, const MpiEntry& mine, std::ch
                                      const std::function<void(const std::string&)>& log) {
   std::vector<MpiEntry> entries(port.size());
   bool is_complete = false;
+  // One gather serves as the barrier of the start, too: it ends when every rank has come.
   port.join([&] {
     port.all_gather(std::as_bytes(std::span(&mine, 1)), reinterpret_cast<std::byte*>(entries.data()),
                     sizeof(MpiEntry), [&] { is_complete = true; });
@@ -58,6 +62,7 @@ std::vector<MpiEntry> mpi_rendezvous(MpiApi& port, const MpiEntry& mine, std::ch
   auto next_progress = began + kProgressEvery;
   const MpiBackoff pace(began);
   while (!is_complete) {
+    // MPI has no blocking wait with a deadline.
     port.poll();
     const auto now = Clock::now();
     if (now - began >= timeout) {

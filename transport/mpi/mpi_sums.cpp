@@ -27,8 +27,10 @@ void MpiSums::all_gather(Buffer block, Collective::Done done) {
 
 void MpiSums::add(Sum sum) {
   std::unique_lock lock(mutex_);
+  // Only queued: collectives start in one order on all ranks, and this is called in that order.
   if (!error_) return queued_.push_back(std::make_shared<Sum>(std::move(sum)));
   lock.unlock();
+  // Without the lock, as the header promises. error_ is set once and never changes.
   sum.done(std::move(sum.values), error_);
 }
 
@@ -43,6 +45,7 @@ std::size_t MpiSums::start_queued() {
 
 MpiSums::SumPointer MpiSums::take_queued() {
   const std::lock_guard lock(mutex_);
+  // Listed before it is started: fail() on another thread must find it, or its Done would never be called.
   if (queued_.empty() || started_.size() >= kMostUnderWay) return nullptr;
   started_.push_back(std::move(queued_.front()));
   queued_.pop_front();
@@ -53,6 +56,7 @@ void MpiSums::start(const SumPointer& sum) {
   sum->pieces = 1;  // this call: an empty one ends with it
   const std::size_t size_bytes = sum->values.size_bytes();
   const std::size_t whole_elements = sum->type ? bytes_of(*sum->type) : 1;
+  // A piece ends between two elements, or MPI would add halves of them.
   const std::size_t piece_bytes =
       std::max(largest_message_bytes_ / whole_elements, std::size_t{1}) * whole_elements;
   for (std::size_t at = 0; at < size_bytes; at += piece_bytes) {
@@ -62,6 +66,7 @@ void MpiSums::start(const SumPointer& sum) {
     if (sum->type) {
       port_.all_reduce(piece, *sum->type, done);
     } else {
+      // Blocks of all ranks are size_bytes apart, however short the piece is.
       port_.all_gather(piece, sum->gathered.bytes().data() + at, size_bytes, done);
     }
   }
@@ -79,6 +84,7 @@ void MpiSums::finish_piece(const SumPointer& sum) {
 
 std::size_t MpiSums::pieces_under_way() const {
   const std::lock_guard lock(mutex_);
+  // Sums that have begun only: after a failure the endpoint subtracts them from all operations of MPI.
   return std::accumulate(started_.begin(), started_.end(), std::size_t{0},
                          [](std::size_t count, const SumPointer& sum) { return count + sum->pieces; });
 }
@@ -89,6 +95,7 @@ void MpiSums::fail(std::exception_ptr error) {
     const std::lock_guard lock(mutex_);
     if (error_) return;
     error_ = std::move(error);
+    // Emptied, so that a piece that still ends finds its sum gone and calls no Done a second time.
     ended = std::exchange(started_, {});
     std::ranges::move(std::exchange(queued_, {}), std::back_inserter(ended));
   }

@@ -28,12 +28,14 @@ NcclBootstrap parse_nccl_bootstrap(std::string_view text, std::uint32_t rank) {
   const auto take_line = [&rest] {
     const std::size_t end = std::min(rest.find('\n'), rest.size());
     const std::string_view line = rest.substr(0, end);
+    // A text without enough lines leaves nothing, and the checks below refuse it.
     rest.remove_prefix(std::min(end + 1, rest.size()));
     return line;
   };
   entry.version = take_line();
   entry.device = take_line();
   const std::string_view sharing = take_line();
+  // The id is bytes and may have newlines, so it comes last and has a length instead of an end.
   if ((sharing != kOwn && sharing != kShared) || rest.size() != entry.id.size()) {
     throw TransportError("nccl: the description that " + worker(rank) + " sent cannot be read (" +
                          std::to_string(text.size()) +
@@ -50,8 +52,10 @@ void check_agreement(std::span<const NcclBootstrap> entries) {
       throw TransportError("nccl: worker 0 has NCCL " + entries[0].version + ", " + worker(b) + " has NCCL " +
                            entries[b].version + "; install the same on all machines");
     }
+    // Every pair: NCCL itself would report two ranks of one GPU as an invalid usage, and name neither.
     for (std::size_t a = 0; a < b; ++a) {
       if (entries[a].device != entries[b].device) continue;
+      // Both, because each process needs a host id of its own before its NCCL is loaded.
       if (entries[a].sharing == GpuSharing::kAllowed && entries[b].sharing == GpuSharing::kAllowed) continue;
       throw TransportError(
           "nccl: " + worker(a) + " and " + worker(b) + " have the same GPU (" + entries[a].device +

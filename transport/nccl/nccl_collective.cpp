@@ -37,10 +37,12 @@ std::shared_ptr<NcclSums> join(Messenger& control, std::unique_ptr<NcclPort> por
                                const NcclPatience& patience, GpuSharing sharing) {
   const std::uint32_t rank = control.self().rank;
   NcclBootstrap mine{port->version(), port->device(), sharing, {}};
+  // Rank 0 alone: making an id opens a socket to which the others connect.
   if (rank == 0) mine.id = port->make_id();
   std::vector<NcclBootstrap> entries;
   for (const std::string& text : control.exchange("nccl", to_text(mine), patience.join))
     entries.push_back(parse_nccl_bootstrap(text, static_cast<std::uint32_t>(entries.size())));
+  // All ranks have the same entries and so come to the same error. None waits in NCCL for one that has left.
   check_agreement(entries);
   return NcclSums::join(std::move(port), entries.at(0).id, rank, control.world().workers, patience);
 }
@@ -65,6 +67,7 @@ std::unique_ptr<Collective> join_nccl(Messenger& control, std::unique_ptr<NcclPo
 
 std::unique_ptr<Collective> connect_nccl(Messenger& control, const std::string& library, int device,
                                          const NcclPatience& patience, GpuSharing sharing) {
+  // Opening is inside: a rank without a GPU must end the job at once, and not after the others' timeout.
   return or_fail(control, [&] { return join(control, open_nccl(library, device), patience, sharing); });
 }
 

@@ -31,6 +31,8 @@ NcclLibrary::NcclLibrary(const std::string& path)
         "'allreduce'");
   }
   int code = 0;
+  // The one function whose absence means that the library is another one: version_ is empty until it is
+  // known.
   if (const int result = function<int(int*)>("ncclGetVersion")(&code); result != 0)
     throw TransportError("nccl: '" + path_ + "': ncclGetVersion gives error " + std::to_string(result));
   version_ = nccl_version_text(code);

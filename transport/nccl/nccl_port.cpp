@@ -13,6 +13,7 @@
 namespace gradwire::transport {
 namespace {
 
+// Ranks exchange the id as bytes of this length (PROTOCOL.md, chapter 13).
 static_assert(sizeof(ncclUniqueId) == sizeof(NcclPort::Id));
 
 void expect(cudaError_t status, const char* call) {
@@ -36,6 +37,7 @@ ncclDataType_t nccl_type(ElementType type) {
       return ncclInt8;
     case ElementType::kInt32:
       return ncclInt32;
+    // NcclSums widens these before they come here.
     case ElementType::kInt16:
       break;
   }
@@ -75,8 +77,10 @@ class CudaSlot final : public NcclPort::Slot {
     try {
       expect(cudaHostAlloc(&host_, size_bytes, cudaHostAllocDefault), "cudaHostAlloc");
       expect(cudaMalloc(&device_, size_bytes), "cudaMalloc");
+      // Without timing, which only costs: the event is asked whether it has happened.
       expect(cudaEventCreateWithFlags(&fetched_, cudaEventDisableTiming), "cudaEventCreate");
     } catch (...) {
+      // A constructor that throws runs no destructor.
       release();
       throw;
     }
@@ -110,10 +114,12 @@ class CudaNccl final : public NcclPort {
       throw TransportError("device=" + std::to_string(device) + " is not among the " + std::to_string(count) +
                            " GPUs of this machine; set GRADWIRE_DEVICE to 0 to " + std::to_string(count - 1));
     }
+    // The device is not made current here: this runs on the caller's thread, whose device is the framework's.
     expect(cudaGetDeviceProperties(&properties_, device), "cudaGetDeviceProperties");
   }
 
   ~CudaNccl() override {
+    // Null where begin_join() was never called, as after ranks that do not agree.
     if (stream_ != nullptr) cudaStreamDestroy(stream_);
   }
 
@@ -122,6 +128,7 @@ class CudaNccl final : public NcclPort {
   std::string device() const override {
     constexpr char kDigits[] = "0123456789abcdef";
     std::string text = std::string(properties_.name) + " (GPU-";
+    // By UUID: ordinals differ between processes that see other GPUs (CUDA_VISIBLE_DEVICES).
     for (const char byte : properties_.uuid.bytes) {
       text += kDigits[static_cast<unsigned char>(byte) >> 4];
       text += kDigits[static_cast<unsigned char>(byte) & 15];
@@ -139,10 +146,12 @@ class CudaNccl final : public NcclPort {
 
   void begin_join(const Id& id, std::uint32_t rank, std::uint32_t ranks) override {
     expect(cudaSetDevice(device_), "cudaSetDevice");  // of this thread, which is ours
+    // Not blocking: else it would wait for whatever the framework does on the legacy default stream.
     expect(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "cudaStreamCreate");
     ncclUniqueId joined;
     std::memcpy(&joined, id.data(), id.size());
     ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+    // Every call returns at once, so that each wait has a deadline of ours (is_ready).
     config.blocking = 0;
     rank_ = rank;
     expect_begun(calls_.comm_init_rank(&communicator_, static_cast<int>(ranks), joined,
@@ -153,7 +162,10 @@ class CudaNccl final : public NcclPort {
   bool is_ready() override {
     ncclResult_t state = ncclSuccess;
     expect(calls_.comm_get_async_error(communicator_, &state), "ncclCommGetAsyncError");
+    // The state is also how this rank learns that another one has failed.
     if (state == ncclInProgress) return false;
+    // An error in the background belongs to what was begun last, since nothing else may begin before it is
+    // ready.
     expect(state, last_call_);
     return true;
   }
@@ -164,6 +176,7 @@ class CudaNccl final : public NcclPort {
 
   void begin_all_reduce(Slot& slot, std::size_t elements, ElementType type) override {
     const auto& memory = static_cast<const CudaSlot&>(slot);
+    // Copy, sum and copy back are in one stream, which keeps their order without a wait on the host.
     upload(memory, 0, elements * bytes_of(type));
     expect_begun(calls_.all_reduce(memory.device(), memory.device(), elements, nccl_type(type), ncclSum,
                                    communicator_, stream_),
@@ -182,6 +195,7 @@ class CudaNccl final : public NcclPort {
     const auto& memory = static_cast<const CudaSlot&>(slot);
     expect(cudaMemcpyAsync(memory.host(), memory.device(), size_bytes, cudaMemcpyDeviceToHost, stream_),
            "cudaMemcpyAsync");
+    // Behind the copy in the stream: once it has happened, the result is in the host's memory.
     expect(cudaEventRecord(memory.fetched(), stream_), "cudaEventRecord");
   }
 
@@ -196,6 +210,7 @@ class CudaNccl final : public NcclPort {
 
   void end() override {
     const ncclResult_t result = calls_.comm_destroy(communicator_);
+    // Also where it failed: a communicator is destroyed once, and abort() must not touch it again.
     communicator_ = nullptr;
     expect(result, "ncclCommDestroy");
   }
@@ -217,6 +232,7 @@ class CudaNccl final : public NcclPort {
   void expect(ncclResult_t result, const char* call) const {
     if (result == ncclSuccess) return;
     std::string text = std::string(call) + ": " + calls_.get_error_string(result);
+    // The error's own text is of a dozen kinds. The last one that NCCL has logged names the host or the file.
     if (const char* last = calls_.get_last_error(nullptr); last != nullptr && *last != '\0')
       text += std::string(" (NCCL's last words: ") + last + ")";
     throw TransportError(text);
@@ -245,6 +261,7 @@ std::unique_ptr<NcclPort> open_nccl(const std::string& library, int device) {
     return std::make_unique<CudaNccl>(library, device);
   } catch (const TransportError& error) {
     const std::string text = error.what();
+    // NcclLibrary has said already what to do.
     if (text.starts_with("nccl: ")) throw;
     throw TransportError("nccl: " + text + "; a store that needs no GPU is 'allreduce'");
   }

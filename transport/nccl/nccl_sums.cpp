@@ -16,16 +16,19 @@ using std::chrono::milliseconds;
 
 // Enough that copies in both directions and a sum overlap.
 constexpr std::size_t kMostUnderWay = 4;
+// Pinned memory and device memory are slow to allocate, so small sums share slots of one size.
 constexpr std::size_t kSmallestSlotBytes = std::size_t{64} << 10;
 // Between two questions to NCCL, which has nothing to sleep on.
 constexpr auto kPause = std::chrono::microseconds(50);
 
+// NCCL has no 16-bit integers. Sums of 32 bits, cut to 16, wrap as sums of 16 bits do.
 bool is_widened(std::optional<ElementType> type) { return type == ElementType::kInt16; }
 
 template <typename From, typename To>
 void convert(std::span<const std::byte> from, std::span<std::byte> to) {
   for (std::size_t i = 0; i < from.size() / sizeof(From); ++i) {
     From value;
+    // By memcpy: callers' bytes need not be aligned to their type.
     std::memcpy(&value, from.data() + i * sizeof(From), sizeof(From));
     const auto converted = static_cast<To>(value);
     std::memcpy(to.data() + i * sizeof(To), &converted, sizeof(To));
@@ -42,6 +45,7 @@ std::shared_ptr<NcclSums> NcclSums::join(std::unique_ptr<NcclPort> port, const N
                                          std::uint32_t rank, std::uint32_t ranks,
                                          const NcclPatience& patience) {
   std::shared_ptr<NcclSums> sums(new NcclSums(std::move(port), rank, ranks, patience));
+  // The thread owns a share: it is left behind where NCCL does not return, and must find everything it uses.
   sums->thread_ = std::thread([sums, id] { sums->run(id); });
   sums->await_start();
   return sums;
@@ -53,6 +57,7 @@ void NcclSums::await_start() {
   const bool is_known = changed_.wait_for(lock, patience_.join + patience_.end,
                                           [this] { return has_begun_ || error_ != nullptr; });
   if (has_begun_) return;
+  // Copied under the lock. close() then waits for the thread, which is aborting the communicator.
   const auto error = error_;
   lock.unlock();
   close();
@@ -70,6 +75,7 @@ void NcclSums::add(Buffer values, std::optional<ElementType> type, Collective::D
     return;
   }
   lock.unlock();
+  // Without the lock: a Done may call add() again. error_ is set once and never changes.
   done(std::move(values), error_);
 }
 
@@ -92,6 +98,8 @@ void NcclSums::run(const NcclPort::Id& id) {
     serve();
     end();
   } catch (const std::exception& cause) {
+    // Before the abort, which may hang where ranks have died (NVIDIA/nccl issues 863 and 1013): callers must
+    // not wait for it.
     fail(cause.what());
     port_->abort();  // slots stay until it has: NCCL may still write to them
   }
@@ -106,6 +114,7 @@ void NcclSums::run(const NcclPort::Id& id) {
 void NcclSums::join_communicator(const NcclPort::Id& id) {
   const auto deadline = Clock::now() + patience_.join;
   port_->begin_join(id, rank_, ranks_);
+  // The communicator does not block (config.blocking), so a rank that never comes is found by this deadline.
   await_ready([&] {
     if (Clock::now() > deadline)
       throw TransportError("not every rank had joined the communicator after " + in_seconds(patience_.join));
@@ -117,6 +126,7 @@ void NcclSums::join_communicator(const NcclPort::Id& id) {
 
 void NcclSums::end() {
   const auto deadline = Clock::now() + patience_.end;
+  // Finalised before it is destroyed, and only where all is well: both may wait for the other ranks.
   port_->begin_end();
   await_ready([&] {
     if (Clock::now() > deadline) throw TransportError("the communicator did not end in time");
@@ -131,9 +141,12 @@ void NcclSums::fail(const std::string& cause) {
     const std::lock_guard lock(mutex_);
     error_ = error = std::make_exception_ptr(TransportError("nccl: worker " + std::to_string(rank_) + " of " +
                                                             std::to_string(ranks_) + ": " + cause));
+    // Under the lock that sets error_: what comes later is refused by add(), so no Done is lost or called
+    // twice.
     queued.swap(queued_);
     changed_.notify_all();
   }
+  // The slots stay in under_way_: NCCL may still write to them until it is aborted (run).
   for (Operation& operation : under_way_) operation.done(std::move(operation.values), error);
   for (Operation& operation : queued) operation.done(std::move(operation.values), error);
 }
@@ -149,6 +162,7 @@ void NcclSums::serve() {
 bool NcclSums::wait_for_work() {
   std::unique_lock lock(mutex_);
   const auto has_news = [this] {
+    // A full pipeline takes nothing new, so new operations are no reason to wake up.
     return is_closing_ || (!queued_.empty() && under_way_.size() < kMostUnderWay);
   };
   if (under_way_.empty()) {
@@ -157,6 +171,7 @@ bool NcclSums::wait_for_work() {
     wake_.wait_for(lock, kPause, has_news);
   }
   if (!is_closing_) return true;
+  // Not a clean end: ncclCommFinalize waits for what is under way, and other ranks may never come to that.
   const std::size_t left = queued_.size() + under_way_.size();
   if (left == 0) return false;
   throw TransportError("it left while " + std::to_string(left) +
@@ -171,18 +186,22 @@ bool NcclSums::begin_queued() {
     queued_.pop_front();
   }
   Operation& operation = under_way_.back();
+  // From its own beginning, and not from add(): what queues behind a slow rank is not late by itself.
   operation.deadline = Clock::now() + patience_.sum;
+  // An empty operation has no slot, and ends in its turn: order is that of the calls on every rank.
   if (operation.values.size_bytes() > 0) begin(operation);
   return true;
 }
 
 void NcclSums::begin(Operation& operation) {
   const auto values = std::as_const(operation.values).bytes();
+  // Of a gathering, the slot holds all ranks' blocks.
   const std::size_t factor = !operation.type ? ranks_ : is_widened(operation.type) ? 2 : 1;
   operation.slot_bytes = values.size() * factor;
   operation.slot = take_slot(operation.slot_bytes);
   const auto staged = operation.slot->bytes();
   if (!operation.type) {
+    // At its place among the blocks, so that NCCL gathers in place.
     std::memcpy(staged.data() + rank_ * values.size(), values.data(), values.size());
     port_->begin_all_gather(*operation.slot, values.size());
   } else if (is_widened(operation.type)) {
@@ -192,6 +211,7 @@ void NcclSums::begin(Operation& operation) {
     std::memcpy(staged.data(), values.data(), values.size());
     port_->begin_all_reduce(*operation.slot, values.size() / bytes_of(*operation.type), *operation.type);
   }
+  // A non-blocking communicator may still be starting the operation. The copy back must be queued behind it.
   await_ready([&] { check_deadline(operation); });
   port_->fetch(*operation.slot, operation.slot_bytes);
 }
@@ -201,22 +221,27 @@ void NcclSums::finish_done() {
   const auto is_done = [this](const Operation& operation) {
     return operation.slot == nullptr || port_->is_done(*operation.slot);
   };
+  // From the front only: operations end in the order of one stream, and Dones are called in it.
   while (!under_way_.empty() && is_done(under_way_.front())) finish_first();
+  // The oldest one is enough, since the others began later.
   if (!under_way_.empty()) check_deadline(under_way_.front());
 }
 
 void NcclSums::finish_first() {
   Operation operation = std::move(under_way_.front());
+  // Off the list before its Done is called: should that throw, fail() must not call it again.
   under_way_.pop_front();
   Buffer values = std::move(operation.values);
   if (operation.slot != nullptr) {
     const auto result = operation.slot->bytes().first(operation.slot_bytes);
+    // A gathered result is larger than the block. A sum goes back into the caller's own memory.
     if (!operation.type) values = pool_.take(result.size());
     if (is_widened(operation.type)) {
       convert<std::int32_t, std::int16_t>(result, values.bytes());
     } else {
       std::memcpy(values.bytes().data(), result.data(), result.size());
     }
+    // Kept: pinned memory is slow to allocate, and cudaFree waits for the whole device.
     free_slots_.push_back(std::move(operation.slot));
   }
   operation.done(std::move(values), nullptr);

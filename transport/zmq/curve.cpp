@@ -16,7 +16,9 @@ std::string text_of(const CurveKey& key) { return {reinterpret_cast<const char*>
 
 /// The limit on frames is of what is in the box.
 void make_room_for_the_box(ZmqSocket& socket) {
+  // ZMQ_MAXMSGSIZE is compared with what comes over the wire, and that is the frame in its box.
   const auto limit = socket.max_part_bytes();
+  // No limit stays none.
   if (limit) socket.set_max_part_bytes(*limit + kBoxBytes);
 }
 
@@ -31,6 +33,7 @@ void show_membership(ZmqSocket& socket, const JobKey& key) {
 
 ZapAuthenticator::ZapAuthenticator(const ZmqContext& context, const JobKey& key)
     : socket_(context, ZMQ_REP, kNoLimit), key_(key) {
+  // The name is ZAP's (ZeroMQ RFC 27): libzmq looks for a handler there, in the same context.
   socket_.bind("inproc://zeromq.zap.01");
 }
 
@@ -48,9 +51,12 @@ void ZapAuthenticator::answer() {
   constexpr std::size_t kId = 1, kMechanism = 5, kCredentials = 6;
   Packet request;
   while (socket_.receive(request)) {
+    // CURVE itself lets in anybody who knows the listeners' public key. Only the connectors' key makes a
+    // member.
     const bool is_member = request.size() == kCredentials + 1 && request[kMechanism].text() == "CURVE" &&
                            std::ranges::equal(request[kCredentials].bytes(), key_.of_connectors().public_key);
     Packet answer;
+    // Also a malformed request gets an answer: a REP socket takes no other request before.
     for (const std::string& part :
          {kZapVersion, request.size() > kId ? request[kId].text() : std::string(),
           std::string(is_member ? "200" : "400"), std::string(is_member ? "" : "no member of this job"),

@@ -24,6 +24,8 @@ std::size_t limit_now() {
 /// At least so many; all of them where not even the list of them can be opened.
 std::size_t in_use() {
   std::error_code error;
+  // Counted by listing: stat() of this folder gives the number only from Linux 6.2 on. Without /proc none are
+  // assumed.
   const std::filesystem::directory_iterator all("/proc/self/fd", error);
   if (error) return error == std::errc::too_many_files_open ? limit_now() : 0;
   const auto count = std::distance(begin(all), end(all));
@@ -42,7 +44,9 @@ std::string state(std::size_t used, std::size_t limit) {
 void allow_many_connections() noexcept {
   rlimit limit{};
   if (::getrlimit(RLIMIT_NOFILE, &limit) != 0) return;
+  // Never lowered: somebody may have raised it above our bound.
   limit.rlim_cur = std::max(limit.rlim_cur, std::min(limit.rlim_max, kMostDescriptors));
+  // A refusal is not looked at: callers count what there is (require_descriptors).
   ::setrlimit(RLIMIT_NOFILE, &limit);
 }
 
@@ -50,6 +54,7 @@ void require_descriptors(std::size_t count, const std::string& what) {
   allow_many_connections();
   const std::size_t limit = limit_now();
   const std::size_t used = in_use();
+  // The first condition keeps the subtraction from wrapping: a limit may be lowered below what is open.
   if (used < limit && limit - used >= count) return;
   throw TransportError(what + " needs " + std::to_string(count) + " more, and " + state(used, limit));
 }

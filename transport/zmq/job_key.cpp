@@ -16,6 +16,8 @@ using Z85 = std::array<char, kZ85Chars>;
 
 CurveKey from_z85(const Z85& text) {
   CurveKey key;
+  // libzmq's functions take keys in Z85, which has characters that shells interpret. So people get
+  // hexadecimal digits.
   if (zmq_z85_decode(reinterpret_cast<std::uint8_t*>(key.data()), text.data()) == nullptr)
     throw TransportError("job key: libzmq made a key that it cannot read");
   return key;
@@ -75,12 +77,15 @@ JobKey JobKey::make() {
 
 JobKey JobKey::parse(std::string_view text) {
   bool is_hex = text.size() == 2 * kHexChars;
+  // All digits are looked at, and the error names the length only: the text may be a key with one wrong
+  // digit.
   for (const char c : text) is_hex = is_hex && digit(c) != std::string_view::npos;
   if (!is_hex)
     throw std::invalid_argument("job key: " + std::to_string(text.size()) +
                                 " characters that are no key; expected 128 hexadecimal digits, as `gradwire "
                                 "key` prints them");
   require_curve();
+  // Public keys are computed and not part of the text, so the two cannot disagree.
   return {pair_of(from_hex(text.substr(0, kHexChars))), pair_of(from_hex(text.substr(kHexChars)))};
 }
 

@@ -11,6 +11,7 @@ namespace {
 
 using std::chrono::milliseconds;
 
+// A server refuses a hello with more (parse_stream_hello), and each stream costs both sides descriptors.
 constexpr std::uint32_t kMostStreams = 64;
 
 }  // namespace
@@ -21,9 +22,11 @@ void require_node_options(const ZmqOptions& options) {
   };
   if (options.role == Role::kScheduler)
     refuse("role is scheduler", "worker or server; see the class Scheduler");
+  // Ranks have 24 bits on the wire, and the largest means "no rank yet".
   if (options.workers == 0 || options.workers >= kNoRank) {
     refuse("workers=" + std::to_string(options.workers), "at least 1");
   }
+  // A worker may come without servers: in a job where a library sums, there are none.
   const std::uint32_t size = options.role == Role::kServer ? options.servers : options.workers;
   if (size == 0 || (options.rank && *options.rank >= size)) {
     refuse("rank=" + std::to_string(options.rank.value_or(0)) + " of " + std::to_string(size),
@@ -36,6 +39,7 @@ void require_node_options(const ZmqOptions& options) {
   if (options.member.empty() == (options.on_failure == OnFailure::kContinue)) {
     refuse("member='" + options.member + "'", "a name with OnFailure::kContinue, and none without");
   }
+  // A beat is a tenth of the timeout and at least 1 ms.
   if (options.liveness_timeout < milliseconds(10) || options.rendezvous_timeout < milliseconds(1)) {
     refuse("liveness_timeout or rendezvous_timeout is too short", "at least 10 ms");
   }

@@ -41,6 +41,7 @@ constexpr std::size_t kDescriptorsOfAContext = 16;
 bool has_no_unsent_limit() {
   std::ifstream file("/proc/sys/net/ipv4/tcp_notsent_lowat");
   std::uint32_t limit = 0;
+  // The largest number means "no limit" (tcp_notsent_lowat in Linux's ip-sysctl). No file: no such option.
   return file >> limit && limit == std::numeric_limits<std::uint32_t>::max();
 }
 
@@ -49,6 +50,7 @@ void release_buffer(void*, void* hint) { delete static_cast<Buffer*>(hint); }
 }  // namespace
 
 ZmqContext::ZmqContext() {
+  // libzmq asserts that its threads get their descriptors, and a failed assertion ends the process.
   require_descriptors(kDescriptorsOfAContext, "zmq: a node of the job");
   context_ = zmq_ctx_new();
   if (context_ == nullptr) throw_zmq("zmq: no context");
@@ -56,6 +58,7 @@ ZmqContext::ZmqContext() {
   // The first socket starts the threads: now, while there are descriptors for them.
   void* first = zmq_socket(context_, ZMQ_PAIR);
   if (first == nullptr) {
+    // zmq_ctx_term() sets errno anew, and the reason of the failure would be lost.
     const int error = zmq_errno();
     zmq_ctx_term(context_);
     errno = error;
@@ -65,6 +68,8 @@ ZmqContext::ZmqContext() {
 }
 
 ZmqContext::~ZmqContext() {
+  // A signal ends the wait early (zmq_ctx_term(3)): without another call its threads and descriptors would
+  // stay.
   while (zmq_ctx_term(context_) != 0 && zmq_errno() == EINTR) {
   }
 }
@@ -79,6 +84,8 @@ ZmqMessage::ZmqMessage(Buffer payload) {
   auto owner = std::make_unique<Buffer>(std::move(payload));
   if (zmq_msg_init_data(&message_, bytes.data(), bytes.size(), release_buffer, owner.get()) != 0)
     throw std::bad_alloc();
+  // From here on libzmq owns the Buffer, and one of its threads deletes it (release_buffer) once the bytes
+  // are sent.
   owner.release();
 }
 
@@ -111,10 +118,12 @@ bool ZmqMessage::came_locally() const noexcept {
     socklen_t length = sizeof(answer);
     return getsockopt(fd, SOL_SOCKET, option, &answer, &length) == 0;
   };
+  // A descriptor that is closed by now gives an error, and the message counts as one from the network.
   return ask(SO_DOMAIN, domain) && domain == AF_UNIX && ask(SO_PEERCRED, peer) && peer.uid == geteuid();
 }
 
 void ZmqMessage::bound_unsent() const noexcept {
+  // A limit that the machine's owner has set is kept. It is read once, as it hardly changes during a job.
   static const bool is_ours_to_bound = has_no_unsent_limit();
   if (is_ours_to_bound)
     setsockopt(source_fd(), IPPROTO_TCP, TCP_NOTSENT_LOWAT, &kUnsentBytes, sizeof(kUnsentBytes));
@@ -127,12 +136,14 @@ std::string ZmqMessage::peer_address() const {
 
 Buffer ZmqMessage::into_buffer() && {
   if (bytes().empty()) return {};
+  // libzmq hands out parts of its receive buffer, which begin anywhere. The Sink is promised multiples of 8.
   if (reinterpret_cast<std::uintptr_t>(bytes().data()) % kPayloadAlignment != 0) {
     Buffer copy = Buffer::allocate(bytes().size());
     std::memcpy(copy.bytes().data(), bytes().data(), bytes().size());
     return copy;
   }
   auto owner = std::make_shared<ZmqMessage>(std::move(*this));  // owners: the Buffer and its shares
+  // Asked after the move: the bytes of a short message are inside zmq_msg_t, and have moved with it.
   const std::span<std::byte> kept = owner->bytes();
   return Buffer(std::move(owner), kept);
 }
@@ -140,10 +151,16 @@ Buffer ZmqMessage::into_buffer() && {
 ZmqSocket::ZmqSocket(const ZmqContext& context, int type, std::uint64_t max_part_bytes)
     : socket_(zmq_socket(context.get(), type)) {
   if (socket_ == nullptr) throw_zmq("zmq: no socket");
+  // Closing discards what is unsent. Nodes know by acknowledged goodbyes what has arrived, and a dead peer
+  // must not hold the process.
   set(ZMQ_LINGER, 0);
   set(ZMQ_SNDHWM, 0);  // the credit of the send queue above bounds what is under way
+  // With a limit libzmq would stop reading, and acknowledgements would wait behind pushes.
   set(ZMQ_RCVHWM, 0);
+  // Off by default in libzmq. IPv4 keeps working, under mapped addresses (without_mapping).
   set(ZMQ_IPV6, 1);
+  // Streams have no heartbeats, and a NAT or firewall on the way may forget a connection that is idle for
+  // minutes.
   set(ZMQ_TCP_KEEPALIVE, 1);
   set(ZMQ_TCP_KEEPALIVE_IDLE, 30);  // seconds
   set(ZMQ_BACKLOG, kBacklog);
@@ -166,11 +183,13 @@ void ZmqSocket::set_max_part_bytes(std::uint64_t bytes) {
 }
 
 ZmqSocket::~ZmqSocket() {
+  // Null after a move, or after close().
   if (socket_ != nullptr) zmq_close(socket_);
   remove_files();
 }
 
 void ZmqSocket::close() noexcept {
+  // A linger time that was set for last words does not hold here: what is unsent is for a peer that is dead.
   const int linger = 0;
   zmq_setsockopt(socket_, ZMQ_LINGER, &linger, sizeof(linger));
   zmq_close(std::exchange(socket_, nullptr));
@@ -178,6 +197,7 @@ void ZmqSocket::close() noexcept {
 }
 
 void ZmqSocket::remove_files() noexcept {
+  // libzmq removes only the files whose names it has made itself.
   for (const std::string& file : files_) unlink(file.c_str());
   files_.clear();
 }
@@ -197,6 +217,7 @@ std::string ZmqSocket::bind(const std::string& endpoint) {
   if (zmq_bind(socket_, endpoint.c_str()) != 0) throw_zmq("zmq: cannot listen on " + endpoint);
   std::array<char, 256> last{};
   std::size_t length = last.size();
+  // The endpoint as asked for may say port 0 or *; only libzmq knows which one the system gave.
   if (zmq_getsockopt(socket_, ZMQ_LAST_ENDPOINT, last.data(), &length) != 0)
     throw_zmq("zmq: endpoint in use");
   constexpr std::string_view kFile = "ipc://";  // ipc://@ has none
@@ -210,6 +231,7 @@ void ZmqSocket::connect(const std::string& endpoint) {
 }
 
 void ZmqSocket::connect_again(const std::string& endpoint) {
+  // Without this a DEALER would have two connections to the endpoint, and spread its messages over both.
   if (zmq_disconnect(socket_, endpoint.c_str()) != 0 && zmq_errno() != ENOENT)  // else it has ended by itself
     throw_zmq("zmq: cannot disconnect from " + endpoint);
   connect(endpoint);
@@ -217,7 +239,9 @@ void ZmqSocket::connect_again(const std::string& endpoint) {
 
 bool ZmqSocket::send_part(ZmqMessage& part, int flags) {
   while (zmq_msg_send(part.raw(), socket_, ZMQ_DONTWAIT | flags) < 0) {
+    // A signal to the process may be delivered to this thread (signal(7)). The part is still to be sent.
     if (zmq_errno() == EINTR) continue;
+    // A ROUTER has no such peer any more, or a DEALER no connection: that is liveness's to judge.
     if (zmq_errno() == EHOSTUNREACH || zmq_errno() == EAGAIN) return false;
     throw_zmq("zmq: send");
   }
@@ -225,12 +249,15 @@ bool ZmqSocket::send_part(ZmqMessage& part, int flags) {
 }
 
 void ZmqSocket::send(Packet packet) {
+  // The results are not looked at: if the peer goes between two parts, libzmq drops the rest of the message.
   for (std::size_t i = 0; i < packet.size(); ++i)
     send_part(packet[i], i + 1 < packet.size() ? ZMQ_SNDMORE : 0);
 }
 
 bool ZmqSocket::send_to(const std::string& peer, Packet packet) {
   ZmqMessage route(peer);
+  // ZMQ_ROUTER_MANDATORY reports a peer that has gone with the first part. The others must not follow then:
+  // the next of them would be taken for the routing id of another message.
   if (!send_part(route, ZMQ_SNDMORE)) return false;
   send(std::move(packet));
   return true;
@@ -258,6 +285,8 @@ std::string_view fault_of(const ConnectionEvent& event) {
       return "it has not this job's key";
     case ConnectionEvent::Kind::kBadHandshake:
       return "it does not speak ZMTP";
+    // A peer that closes early may be a port scanner, or a node that was stopped: nothing for a person to
+    // mend.
     default:
       return "";
   }
@@ -285,6 +314,7 @@ std::optional<ConnectionEvent> ConnectionWatch::next() {
   std::uint16_t event = 0;  // the first part: u16 event, u32 value; the second: the endpoint
   std::int32_t value = -1;
   const std::span<const std::byte> bytes = packet[0].bytes();
+  // Another layout than that of zmq_socket_monitor(3) is not guessed at.
   if (bytes.size() != sizeof(event) + sizeof(value)) return std::nullopt;
   std::memcpy(&event, bytes.data(), sizeof(event));
   std::memcpy(&value, bytes.data() + sizeof(event), sizeof(value));
@@ -316,6 +346,7 @@ void Wakeup::ring() noexcept { eventfd_write(fd_, 1); }
 
 void Wakeup::clear() noexcept {
   eventfd_t rings = 0;
+  // Non-blocking: without a ring it fails, and there is nothing to forget. One read takes all rings.
   eventfd_read(fd_, &rings);
 }
 
@@ -324,6 +355,8 @@ void poll(std::span<void* const> sockets, const Wakeup& wakeup, std::chrono::mil
   items.reserve(sockets.size() + 1);
   items.push_back({nullptr, wakeup.fd(), ZMQ_POLLIN, 0});
   for (void* socket : sockets) items.push_back({socket, 0, ZMQ_POLLIN, 0});
+  // A beat that is overdue gives a negative time, and -1 would wait for ever. A signal ends the wait early,
+  // which only costs a turn of the loop.
   zmq_poll(items.data(), static_cast<int>(items.size()), std::max<long>(0, timeout.count()));
 }
 
@@ -331,7 +364,9 @@ Packet pack(std::vector<Frame> frames) {
   Packet packet;
   packet.reserve(frames.size() * 2);
   for (Frame& frame : frames) {
+    // Control frames are checked on arrival by the I/O thread, whatever `checksum=` says of payloads.
     if (is_control(frame.header.kind)) frame.payload.seal();
+    // The header first: it has the payload's size and checksum, and the next line moves the payload away.
     packet.emplace_back(std::span<const std::byte>(encode_header(frame)));
     packet.emplace_back(std::move(frame.payload));
   }
@@ -347,6 +382,7 @@ Packet pack(const FrameHeader& header, const std::string& payload) {
 
 std::vector<Frame> unpack(Packet packet, std::size_t first) {
   const std::size_t parts = packet.size() - first;
+  // No parts are refused, too: callers take front() of what is returned.
   if (parts == 0 || parts % 2 != 0) {
     throw FrameError("message: it has " + std::to_string(parts) +
                      " parts, expected header and payload alternately");
@@ -356,6 +392,7 @@ std::vector<Frame> unpack(Packet packet, std::size_t first) {
   for (std::size_t i = first; i < packet.size(); i += 2) {
     const OpenedHeader opened = open_header(packet[i].bytes(), packet[i + 1].bytes().size());
     Frame& frame = frames.emplace_back(Frame{opened.header, std::move(packet[i + 1]).into_buffer()});
+    // The sender's seal is kept and not compared: the thread that reads the payload does that (README).
     if (opened.checksum) frame.payload.seal(*opened.checksum);
     if (is_control(opened.header.kind)) require_intact(frame.payload);
   }
