@@ -200,8 +200,9 @@ void Aggregator::open_round(std::uint32_t worker, const FrameHeader& header, Par
     round.first = header;
     round.payloads.resize(workers_);
   }
-  round.takes_shortened |= (header.flags & transport::kFlagLossless) != 0;
   accept(worker, round, std::move(frame));
+  // As it was sent: accept() has got it restored. Not before it, which may refuse the push.
+  round.takes_shortened |= (header.flags & transport::kFlagLossless) != 0;
   complete_next(partition, answers);
   // Who pushes after a worker has left hears at once that the round will never be whole.
   for (const std::uint32_t left : gate_.gone().ranks()) {

@@ -55,8 +55,6 @@ void DenseRounds::start_next(Tensor& tensor) {
   // Its turn came before there was room. It is encoded from the memory of its caller, which waits until then.
   if (std::exchange(tensor.current->is_held, false)) --tensor.held_count;
   stage_held(tensor);
-  if (!tensor.current->staged.empty()) tensor.current->in = tensor.current->staged;
-  if (!tensor.current->staged64.empty()) tensor.current->in64 = tensor.current->staged64;
   tensor.error = nullptr;
   // Called when somebody is to be warned. By then start_push() has counted this round in `step`.
   const auto name = [&tensor] {

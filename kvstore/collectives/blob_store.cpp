@@ -57,6 +57,8 @@ void BlobStore::handle(std::uint32_t worker, Frame frame, std::vector<Answer>& a
     }
   } catch (const Refused& refused) {
     answers.push_back({worker, refusal_of(header, refused)});
+  } catch (const std::exception& error) {  // an allocation that failed for what it holds
+    answers.push_back({worker, refusal_of(header, {Refusal::kLetter, error.what()})});
   }
 }
 

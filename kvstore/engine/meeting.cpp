@@ -64,7 +64,7 @@ void Meeting::refuse(std::string_view name, const std::string& text) {
 void Meeting::check_for_all(std::string_view name, const std::function<void()>& check) {
   try {
     check();
-  } catch (const std::invalid_argument& wrong) {
+  } catch (const std::logic_error& wrong) {  // std::invalid_argument is one
     refuse(name, wrong.what());
     throw;
   }

@@ -108,12 +108,13 @@ void SlotBuckets::bind(std::span<const KeyId> keys, std::span<const std::span<fl
     made->slots[i].priority = priorities.empty() ? -static_cast<std::int32_t>(i) : priorities[i];
   }
   Slots& slots = *made;
+  // Before keys are made of buckets, because their numbers must be the same on all ranks. What is refused
+  // here leaves the earlier binding as it was.
+  context_.meeting.agree("bind_slots", describe(slots));
   {
     const std::unique_lock lock(mutex_);
     sets_[set] = std::move(made);
   }
-  // Before keys are made of buckets, because their numbers must be the same on all ranks.
-  context_.meeting.agree("bind_slots", describe(slots));
   for (std::size_t bucket = 0; !context_.optimizer.is_set && bucket < slots.buckets.size(); ++bucket) {
     if (slots.members(bucket).size() > 1) fuse(slots, bucket);
   }

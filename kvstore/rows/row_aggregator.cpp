@@ -76,8 +76,10 @@ void RowAggregator::handle(std::uint32_t worker, Frame frame, std::vector<Answer
 }
 
 RowAggregator::Table& RowAggregator::table_of(const FrameHeader& header, const RowShape& shape) {
-  auto& table = tables_[header.key];
-  if (!table) table = std::make_unique<Table>(header.key, shape);
+  Table* table = find_table(header.key);
+  if (table == nullptr) {
+    table = tables_.emplace(header.key, std::make_unique<Table>(header.key, shape)).first->second.get();
+  }
   require_shape(*table, shape);
   return *table;
 }

@@ -7,6 +7,7 @@
 
 #include "compress/codecs.h"
 #include "kvstore/aggregate/partition_state.h"
+#include "kvstore/wire/lossless_frames.h"
 #include "tests/kvstore/requests.h"
 
 namespace gradwire::kvstore {
@@ -151,6 +152,41 @@ TEST(Aggregator, RepliesOfALossyCodecAreSealedAndAllWhereAsked) {
   EXPECT_FALSE(is_sealed(Sealing::kLossy, request(Kind::kPush, 0, kOnes)));
   EXPECT_TRUE(is_sealed(Sealing::kLossy, two_bit_push()));
   EXPECT_TRUE(is_sealed(Sealing::kAll, request(Kind::kPush, 0, kOnes)));
+}
+
+/// Of a hundred thousand elements, almost all of them 0.
+Frame sparse_push(std::uint32_t sender, ReplyKind reply, bool is_shortened) {
+  std::vector<float> values(100'000), residual(values.size());
+  values[7] = 1;
+  const auto codec = compress::make(compress::parse_spec("2bit:threshold=0.5"));
+  Frame frame = request(Kind::kPush, 0, values, sender);
+  frame.header.codec = static_cast<std::uint8_t>(codec->wire_id());
+  frame.header.codec_parameters = codec->wire_parameters();
+  frame.header.reply = static_cast<std::uint8_t>(reply);
+  frame.payload = Buffer::allocate(codec->max_encoded_size(values.size()));
+  frame.payload.truncate(codec->encode(values, residual, {}, frame.payload.bytes()).bytes);
+  transport::BufferPool pool;
+  if (is_shortened) shorten(*codec, values.size(), frame.payload, frame.header.flags, pool);
+  return frame;
+}
+
+TEST(Aggregator, RepliesAreShortenedForWorkersWhosePushesWere) {
+  const auto is_shortened = [](const Answers& answers) {
+    return (answers.at(1).frame.header.flags & transport::kFlagLossless) != 0;
+  };
+  const auto push = [](Aggregator& aggregator, std::uint32_t worker, bool shortened,
+                       ReplyKind reply = ReplyKind::kSame) {
+    return handle(aggregator, worker, sparse_push(worker, reply, shortened));
+  };
+  Aggregator plain(2), one(2), refused(2);
+  push(plain, 0, false);
+  EXPECT_FALSE(is_shortened(push(plain, 1, false)));
+  push(one, 0, false);
+  EXPECT_TRUE(is_shortened(push(one, 1, true)));
+  // A push that is refused says nothing of the round.
+  push(refused, 0, false);
+  EXPECT_EQ(push(refused, 1, true, ReplyKind::kFp32).at(0).frame.header.kind, Kind::kError);
+  EXPECT_FALSE(is_shortened(push(refused, 1, false)));
 }
 
 TEST(Aggregator, PullGetsTheFirstValueThenTheSum) {

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <future>
 #include <limits>
+#include <numeric>
 #include <stdexcept>
 
 #include "tests/kvstore/job.h"
@@ -119,6 +120,31 @@ TEST(EngineSlots, AsManyPrioritiesAsKeysAreWanted) {
 }
 
 /// Two models at one store, in steps of their own.
+TEST(EngineSlots, ABindingThatIsRefusedLeavesTheOneBefore) {
+  run_job(two_by_two(2), [](Engine& engine) {
+    Bound bound(engine, kElements);
+    const auto step = [&] {
+      bound.fill(1);
+      for (std::uint32_t slot = 0; slot < 5; ++slot) engine.slots().mark_ready(slot);
+      std::vector<std::vector<std::uint32_t>> together;
+      for (const SlotSum& sum : engine.slots().sums()) together.push_back(sum.slots);
+      EXPECT_TRUE(engine.slots().drain_for(20s));
+      return together;
+    };
+    const auto before = step();
+    std::vector<KeyId> keys(5);
+    std::iota(keys.begin(), keys.end(), KeyId{0});
+    std::vector<std::span<float>> values(bound.values.begin(), bound.values.end());
+    if (engine.rank() == 1) {
+      std::swap(keys[0], keys[2]);
+      std::swap(values[0], values[2]);
+    }
+    EXPECT_THROW(engine.slots().bind(keys, values), std::invalid_argument);
+    EXPECT_EQ(step(), before);
+    EXPECT_EQ(bound.values[0], std::vector<float>(kElements[0], 2));
+  });
+}
+
 TEST(EngineSlots, SetsHaveStepsAndScalesOfTheirOwn) {
   run_job(two_by_two(2), [](Engine& engine) {
     const std::size_t shapes[2][3] = {{100, 150, 300}, {70, 50, 400}};
