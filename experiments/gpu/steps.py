@@ -251,13 +251,14 @@ def store_rows(machine: Machine) -> Iterator[Row]:
 
 
 def front_end_rows(machine: Machine) -> Iterator[Row]:
+    yield _shard_row(machine)
     # The first job of each front end is what its others are compared with.
     jobs = [
         *(("optimizer", codec, "gloo") for codec in ("none", "int8", "2bit")),
         *(("overlap", "2bit", "gloo"), ("amp", "none", "gloo"), ("amp", "2bit", "gloo")),
         *(("ddp", codec, "gloo") for codec in ("plain", "int8", "2bit")),
         ("ddp", "int8", "nccl"),
-        *(("fsdp2", codec, "gloo") for codec in ("plain", "int8")),
+        *(("fsdp2", codec, "gloo") for codec in ("plain", "int8", "2bit")),
         ("fsdp2_weights", "int8", "nccl"),
     ]
     at_once, steps = 4, 150
@@ -282,6 +283,25 @@ def front_end_rows(machine: Machine) -> Iterator[Row]:
             trains = record["loss"] < min(0.7 * record["first_loss"], 1.3 * reference + 0.1)
             found = f"loss {record['first_loss']} to {record['loss']}, {record['ms_a_step']} ms a step"
             yield Row(name, found, "ok" if trains else "failed", record)
+
+
+def _shard_row(machine: Machine) -> Row:
+    what, codecs = (
+        "FSDP2's shards, device and host",
+        [codec for codec in STORE_CODECS if "reply" not in codec][1:],
+    )
+    words = [word for codec in codecs for word in ("--codec", codec)]
+    ended = machine.run([machine.python, str(HERE / "shards.py"), "--device", machine.device, *words])
+    records = _records(ended, "SHARDS")
+    if ended.code != 0 or len(records) < len(codecs):
+        done = f"{len(records)} of {len(codecs)} codecs, exit status {ended.code}: {ended.last_words}"
+        return Row(what, done, "failed")
+    wanted = "HostShards" if machine.is_rehearsal else "DeviceShards"
+    other = [record["codec"] for record in records if not record["alike"] or record["made_by"] != wanted]
+    found = (
+        f"other bits, or elsewhere: {', '.join(other)}" if other else f"{len(records)} codecs: the same bits"
+    )
+    return Row(what, found, "failed" if other else "ok", {"records": records})
 
 
 # 7. NCCL.

@@ -10,6 +10,7 @@ namespace gradwire::python {
 
 void bind_errors(nanobind::module_& module);
 void bind_compress(nanobind::module_& module);
+void bind_device_codec(nanobind::module_& module);
 void bind_engine(nanobind::module_& module);
 void bind_connect(nanobind::module_& module);
 void bind_facts(nanobind::module_& module);

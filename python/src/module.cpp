@@ -9,6 +9,7 @@ NB_MODULE(_core, module) {
   module.doc() = "gradwire's C++ core. Use the typed package around it.";
   gradwire::python::bind_errors(module);
   gradwire::python::bind_compress(module);
+  gradwire::python::bind_device_codec(module);
   gradwire::python::bind_engine(module);
   gradwire::python::bind_connect(module);
   gradwire::python::bind_facts(module);

@@ -1,4 +1,4 @@
-"""Debian 12 in a root folder, as debootstrap makes it: `make demo` from a bare clone, with Debian's own Python and pip."""
+"""`make demo` from a bare clone in a Debian 12 as debootstrap makes it, with Debian's own Python and pip."""
 
 from __future__ import annotations
 

@@ -207,7 +207,8 @@ def test_verdicts() -> None:
     same = verdict([0.900, 0.910, 0.905], [0.901, 0.910, 0.904])
     assert same == (
         "2bit was at 90 % after 5.0 s, no compression after 20 s: 4.0 times sooner; final accuracies 90.5 and "
-        "90.5 %. Use 2bit for this job on a link of 100 Mbit/s: it is sooner, and no loss of accuracy that matters was seen. "
+        "90.5 %. Use 2bit for this job on a link of 100 Mbit/s: it is sooner, and no loss of accuracy that matters "
+        "was seen. "
         "2bit reached 90 % 4.0 times sooner than no compression [3.99, 4.01]. Its final accuracy differs by "
         "+0.00 [-0.25, +0.25] points: no difference seen. It sends 10 times fewer bytes. "
         "(3 seeds; brackets: 95 % intervals of the paired differences; link: 100 Mbit/s.)"

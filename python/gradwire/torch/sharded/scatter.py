@@ -8,8 +8,9 @@ module's state is that thread's while its sum is on its way, and else autograd's
 
 from __future__ import annotations
 
+import math
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,12 +22,13 @@ from torch.distributed.fsdp._fully_shard._fsdp_api import ReduceScatter
 from torch.distributed.fsdp._fully_shard._fsdp_collectives import DefaultAllocMixin
 
 from gradwire import compress
-from gradwire.gathered_sum import Met, encode, noted, read, warn_of_kept_rest, warn_of_nan_sum
+from gradwire.gathered_sum import Met, noted, read, warn_of_kept_rest, warn_of_nan_sum
 from gradwire.kv import KVStore
 from gradwire.torch.elements import as_real, exchanged_dtype
 from gradwire.torch.sharded.layout import Layout, TrainedParameters, parameter_groups, read_layout
 from gradwire.torch.sharded.module_shards import ModuleShards
 from gradwire.torch.sharded.scattering_backward import ScatteringBackward
+from gradwire.torch.sharded.shard_codec import ShardCodec, shard_codec
 
 _OTHER_OPS = (
     "expected SUM, AVG or PREMUL_SUM, which FSDP2 asks for; module.set_force_sum_reduction_for_comms(True) has it ask "
@@ -38,8 +40,8 @@ _OTHER_OPS = (
 class _State:
     """What a reduce-scatter leaves for the next."""
 
-    residuals: list[Any]  # by owner of the shard: float32 (elements,)
-    scales: list[Any]  # by owner, where the codec agrees them
+    residuals: list[torch.Tensor]  # by owner of the shard: float32 (elements,), where the gradients are
+    scales: list[torch.Tensor | None]  # by owner, where the codec agrees them
     step: int
     layout: (
         Layout | None
@@ -48,15 +50,17 @@ class _State:
         default_factory=dict
     )  # residuals of parameters that are not in it
 
-    def copy(self) -> _State:
-        residuals = [residual.copy() for residual in self.residuals]
-        return _State(residuals, list(self.scales), self.step, self.layout, self.parked)
+    def copy(self, device: torch.device) -> _State:
+        """On this device."""
+        residuals = [residual.to(device, copy=True) for residual in self.residuals]
+        scales = [None if one is None else one.to(device) for one in self.scales]
+        return _State(residuals, scales, self.step, self.layout, self.parked)
 
     def by_parameter(self) -> dict[str, torch.Tensor]:
         """Residuals, those that are parked included."""
         if self.layout is None:
             return {}
-        return self.parked | self.layout.split(torch.from_numpy(np.stack(self.residuals)))
+        return self.parked | self.layout.split(torch.stack(self.residuals).cpu())
 
 
 class CompressedReduceScatter(DefaultAllocMixin, ReduceScatter):
@@ -85,6 +89,7 @@ class CompressedReduceScatter(DefaultAllocMixin, ReduceScatter):
         self._store = store
         self._spec = spec
         self._codec = compress.make(spec)
+        self._coders: dict[torch.device, ShardCodec] = {}
         self._number = number
         self._module = module
         self._trained = TrainedParameters(module, store.num_workers)
@@ -130,14 +135,16 @@ class CompressedReduceScatter(DefaultAllocMixin, ReduceScatter):
             )
         factor, output = factor_of(op, ranks), as_real(output_tensor)
         is_in_backward = self._backward.enter(self)
-        shards, wait_for_copy = _on_host(as_real(input_tensor.detach()).reshape(ranks, -1))
+        coder = self._coder(input_tensor.device)
+        shards, wait = coder.ready(as_real(input_tensor.detach()).reshape(ranks, -1))
         loss_scale = self._loss_scale
 
         def total() -> torch.Tensor:
-            wait_for_copy()
-            if self._codec.lossy:
-                return self._compressed_sum(shards, loss_scale) * factor
-            return self._sum(shards, factor, loss_scale)
+            with coder.at_work():
+                wait()
+                if self._codec.lossy:
+                    return self._compressed_sum(coder, shards, loss_scale) * factor
+                return self._sum(shards, factor, loss_scale)
 
         if not is_in_backward or self._needs_sum_at_once(output):
             self._backward.begin(total, output)
@@ -149,6 +156,11 @@ class CompressedReduceScatter(DefaultAllocMixin, ReduceScatter):
             late = torch.empty_like(output)
             self._backward.begin(total, late, self._shards.cut(late, 1))
             output.zero_()
+
+    def _coder(self, device: torch.device) -> ShardCodec:
+        if device not in self._coders:
+            self._coders[device] = shard_codec(self._spec, device)
+        return self._coders[device]
 
     def _needs_sum_at_once(self, output: torch.Tensor) -> bool:
         has_replicas = hasattr(self._group.mesh_info, "replicate_process_group")  # they all-reduce the sum
@@ -171,10 +183,10 @@ class CompressedReduceScatter(DefaultAllocMixin, ReduceScatter):
         """
         if self._state is None:
             return shards
-        state = self._next_state(shards.shape[1])
-        left = torch.from_numpy(np.stack(state.residuals))
+        state = self._next_state(shards.shape[1], shards.device)
+        left = torch.stack(state.residuals)
         sent = left.where(shards.isfinite(), 0)
-        state.residuals = list((left - sent).numpy())
+        state.residuals = list(left - sent)
         has_more = bool(state.parked) or any(residual.any() for residual in state.residuals)
         self._state = state if has_more else None
         return shards + sent.to(shards.dtype) * loss_scale
@@ -183,8 +195,8 @@ class CompressedReduceScatter(DefaultAllocMixin, ReduceScatter):
     def _loss_scale(self) -> float:
         return 1.0 if self._grad_scaler is None else float(self._grad_scaler.get_scale())
 
-    def _compressed_sum(self, shards: torch.Tensor, loss_scale: float) -> torch.Tensor:
-        """Returns the sum of this rank's shard, float32."""
+    def _compressed_sum(self, coder: ShardCodec, shards: torch.Tensor, loss_scale: float) -> torch.Tensor:
+        """Returns the sum of this rank's shard, float32, where the shards are."""
         given = shards.to(torch.float32)
         if shards.dtype == torch.float64 and bool((given.isinf() & shards.isfinite()).any()):
             warnings.warn(
@@ -195,17 +207,17 @@ class CompressedReduceScatter(DefaultAllocMixin, ReduceScatter):
             )
         if loss_scale != 1.0:
             given = given / loss_scale
-        return torch.from_numpy(self._reduce(given.numpy())) * loss_scale
+        return self._reduce(coder, given) * loss_scale
 
     def state(self) -> dict[str, Any] | None:
         """What it leaves for the next; None: nothing."""
         self._backward.settle()
         if self._state is None:
             return None
-        scales = [None if one is None else torch.from_numpy(one.copy()) for one in self._state.scales]
+        scales = [None if one is None else one.to("cpu", copy=True) for one in self._state.scales]
         return {
             "codec": self._spec,
-            "residuals": torch.from_numpy(np.stack(self._state.residuals)),
+            "residuals": torch.stack(self._state.residuals).cpu(),
             "scales": scales,
             "step": self._state.step,
             "layout": None if self._state.layout is None else self._state.layout.written(),
@@ -223,12 +235,12 @@ class CompressedReduceScatter(DefaultAllocMixin, ReduceScatter):
         if saved is None:
             return
         self._take_in_all()  # also with a codec that leaves nothing
-        residuals = saved["residuals"].float().cpu().numpy()
+        residuals = saved["residuals"].float().cpu()
         scales = saved["scales"] if saved["codec"] == self._spec else [None] * len(residuals)
         layout = saved.get("layout")
         self._state = self._kept = _State(
-            [residual.copy() if is_own else np.zeros_like(residual) for residual in residuals],
-            [None if one is None else one.cpu().numpy().copy() for one in scales],
+            [residual.clone() if is_own else torch.zeros_like(residual) for residual in residuals],
+            [None if one is None else one.to("cpu", copy=True) for one in scales],
             int(saved["step"]),
             None if layout is None else read_layout(layout),
             dict(saved.get("parked", {})) if is_own else {},
@@ -249,7 +261,7 @@ class CompressedReduceScatter(DefaultAllocMixin, ReduceScatter):
             for name, residual in self._state.by_parameter().items():
                 residuals[name] = residual if name not in residuals else residuals[name] + residual
         step = max((int(one["step"]) for one in saved), default=0)
-        self._state = self._kept = self._laid_out(self._trained.layout, residuals, step)
+        self._state = self._kept = self._laid_out(self._trained.layout, residuals, step, torch.device("cpu"))
 
     def end_backward(self, *, vetoed: bool) -> None:
         """Keeps what the backward() that is over has left, or goes back to what was before it."""
@@ -258,88 +270,74 @@ class CompressedReduceScatter(DefaultAllocMixin, ReduceScatter):
         else:
             self._kept = self._state
 
-    def _reduce(self, shards: Any) -> Any:
+    def _reduce(self, coder: ShardCodec, shards: torch.Tensor) -> torch.Tensor:
         """Returns the sum of this rank's shard, float32 (elements,)."""
         elements = shards.shape[1]
-        state = self._next_state(elements)
-        made = [self._encode(state, owner, shard) for owner, shard in enumerate(shards)]
+        state = self._next_state(elements, shards.device)
         # All owners hear of all shards, whose residuals are kept or taken back as one.
-        own = max(met for _, met in made)
-        if own == Met.NOTHING and not shards.any():
-            own = Met.ZEROS  # of a backward() for other tensors' sake, such as autograd.grad() of an input
-        received, met = read(self._store.collectives.all_to_all([noted(payload, own) for payload, _ in made]))
-        if met == Met.ZEROS:  # p.grad may be thrown away: what is left stays here
-            return np.zeros(elements, np.float32)
+        payloads, own = coder.encode(
+            shards,
+            state.residuals,
+            state.scales,
+            first_key=self._number * self._store.num_workers,
+            rank=self._store.rank,
+            step=state.step,
+        )
+        received, met = read(
+            self._store.collectives.all_to_all([noted(payload, own) for payload in payloads])
+        )
+        # A backward() for other tensors' sake, such as autograd.grad() of an input. p.grad may be thrown away: what is
+        # left stays here.
+        if met == Met.ZEROS:
+            return shards.new_zeros(elements)
         if met == Met.NONFINITE or (met == Met.BEYOND and self._grad_scaler is not None):
             self._backward.veto()
             if self._grad_scaler is None:  # to a GradScaler it is its daily work
                 warn_of_nan_sum()
-            return np.full(elements, np.nan, np.float32)
+            return shards.new_full((elements,), math.nan)
         if met == Met.BEYOND:
             warn_of_kept_rest()
         self._state = state
         state.step += 1
-        if not self._codec.agrees_scales:
-            return self._codec.decode_sum(received, elements)
-        reply = self._codec.encode_reply(received, elements, reply="fp32")
-        total, mine = self._codec.decode_reply(reply, len(received), elements, reply="fp32")
-        state.scales = [np.ascontiguousarray(s) for s in self._store.collectives.all_gather(mine)]
+        total, mine = coder.total(received, elements)
+        if mine is not None:
+            agreed = self._store.collectives.all_gather(mine.numpy())
+            state.scales = [torch.from_numpy(np.ascontiguousarray(each)).to(shards.device) for each in agreed]
         return total
 
-    def _next_state(self, elements: int) -> _State:
+    def _next_state(self, elements: int, device: torch.device) -> _State:
         """A copy of what the last reduce-scatter has left, laid out as this one is."""
         layout: Layout | None = self._trained.layout
         if layout is not None and layout.elements != elements:
             layout = None  # a torch that leaves out what got no gradient
         state = self._state
         if state is None:
-            return self._laid_out(layout, {}, 0, elements)
+            return self._laid_out(layout, {}, 0, device, elements)
         had = len(state.residuals[0])
         if had == elements and (state.layout == layout or state.layout is None):
-            kept = state.copy()
+            kept = state.copy(device)
             kept.layout = layout
             return kept
         if layout is None or state.layout is None:
             _warn_of_lost_residuals(self._name)
-            return self._laid_out(layout, {}, state.step, elements)
-        return self._laid_out(layout, state.by_parameter(), state.step)
+            return self._laid_out(layout, {}, state.step, device, elements)
+        return self._laid_out(layout, state.by_parameter(), state.step, device)
 
     def _laid_out(
         self,
         layout: Layout | None,
         residuals: Mapping[str, torch.Tensor],
         step: int,
+        device: torch.device,
         elements: int | None = None,
     ) -> _State:
         """A state in which these are left to send, and no scales are agreed."""
         ranks = self._store.num_workers
-        nothing = np.zeros((ranks, elements or 0), np.float32)
-        shards = nothing if layout is None else layout.join(residuals).numpy()
+        nothing = torch.zeros(ranks, elements or 0, device=device)
+        shards = nothing if layout is None else layout.join(residuals).to(device)
         here = set() if layout is None else {piece.name for piece in layout.pieces}
         parked = {name: residual for name, residual in residuals.items() if name not in here}
         return _State(list(shards), [None] * ranks, step, layout, parked)
-
-    def _encode(self, state: _State, owner: int, shard: Any) -> tuple[Any, Met]:
-        return encode(
-            self._codec,
-            self._spec,
-            np.ascontiguousarray(shard),
-            residual=state.residuals[owner],
-            scales=state.scales[owner],
-            key=self._number * self._store.num_workers + owner,
-            rank=self._store.rank,
-            step=state.step,
-        )
-
-
-def _on_host(tensor: torch.Tensor) -> tuple[torch.Tensor, Callable[[], object]]:
-    """Returns a tensor on the CPU, and what waits until its values are there."""
-    if tensor.device.type == "cpu":
-        return tensor, lambda: None
-    staged = torch.empty_like(tensor, device="cpu", pin_memory=True).copy_(tensor, non_blocking=True)
-    copied = torch.Event(tensor.device)
-    copied.record()
-    return staged, copied.synchronize
 
 
 def factor_of(op: Any, ranks: int) -> float:

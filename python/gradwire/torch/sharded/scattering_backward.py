@@ -112,6 +112,8 @@ class ScatteringBackward:
         with naming_ranks(self._store):
             total = self._sums[0].begun.result()
         done = self._sums.popleft()
+        if total.is_cuda:  # made on another stream, whose memory it is
+            total.record_stream(torch.cuda.current_stream(total.device))
         done.target.copy_(total.view_as(done.target))
         for shard, run in done.runs:
             shard.add(run)
