@@ -251,6 +251,48 @@ UNIT_ELEMENTS: int = 65536
 def copy(to: Annotated[NDArray[numpy.float32], dict(order='C', device='cpu')], from_: Annotated[NDArray[numpy.float32], dict(order='C', device='cpu', writable=False)]) -> None:
     """memcpy, the yardstick of the codec benchmark."""
 
+class DeviceCodec:
+    """
+    A codec's twin on CUDA devices: the payloads and sums of Codec, bit for bit. Immutable; any thread may
+    use it. A call enqueues its work on `stream` (a cudaStream_t as a number) and returns; arrays must stay
+    until the stream has passed it. All lie on one device, contiguous, and begin at multiples of 8 bytes.
+    report, int32 (2,), begins as zeros: its first number becomes 1 where Codec.encode_flagged() says True.
+    scratch, uint8, has at least scratch_bytes(n); calls on other streams need others.
+    """
+
+    def scratch_bytes(self, elements: int) -> int: ...
+
+    def sum_bytes(self, elements: int, ways: int) -> int:
+        """Bytes that encode_sum() writes for so many payloads."""
+
+    def encode(self, grad: Annotated[NDArray[numpy.float32], dict(order='C', device='cuda', writable=False)], *, residual: Annotated[NDArray[numpy.float32], dict(order='C', device='cuda')] | None = None, scales: Annotated[NDArray[numpy.float32], dict(order='C', device='cuda')] | None = None, out: Annotated[NDArray[numpy.uint8], dict(order='C', device='cuda')], report: Annotated[NDArray[numpy.int32], dict(shape=(2), order='C', device='cuda')], scratch: Annotated[NDArray[numpy.uint8], dict(order='C', device='cuda')], stream: int) -> int:
+        """
+        As Codec.encode() to out; returns the payload's length, which depends on no value.
+        """
+
+    def decode_sum(self, received: Sequence[Annotated[NDArray, dict(writable=False)]], payloads: Annotated[NDArray[numpy.uint8], dict(order='C', device='cuda', writable=False)], *, out: Annotated[NDArray[numpy.float32], dict(order='C', device='cuda')], report: Annotated[NDArray[numpy.int32], dict(shape=(2), order='C', device='cuda')], stream: int) -> None:
+        """
+        As Codec.decode_sum() to out. received: the payloads on the host, which are checked; payloads, uint8 (ranks, stride):
+        the same on the device, stride a multiple of 8. Raises DecodeError.
+        """
+
+    def encode_sum(self, received: Sequence[Annotated[NDArray, dict(writable=False)]], payloads: Annotated[NDArray[numpy.uint8], dict(order='C', device='cuda', writable=False)], elements: int, *, out: Annotated[NDArray[numpy.uint8], dict(order='C', device='cuda')], report: Annotated[NDArray[numpy.int32], dict(shape=(2), order='C', device='cuda')], scratch: Annotated[NDArray[numpy.uint8], dict(order='C', device='cuda')], stream: int) -> int:
+        """
+        As Codec.encode_reply(reply='fp32') to out; returns the reply's length. The sum is its last elements floats.
+        """
+
+    def read_sum(self, received: Annotated[NDArray, dict(writable=False)], reply: Annotated[NDArray[numpy.uint8], dict(order='C', device='cuda', writable=False)], ways: int, *, out: Annotated[NDArray[numpy.float32], dict(order='C', device='cuda')], scales: Annotated[NDArray[numpy.float32], dict(order='C', device='cuda')], report: Annotated[NDArray[numpy.int32], dict(shape=(2), order='C', device='cuda')], stream: int) -> None:
+        """
+        As Codec.decode_reply(reply='fp32') to out, and the next round's scales to scales, float32 (units, 2). received: the
+        reply on the host, of which what is before the floats is read. Raises DecodeError.
+        """
+
+def make_device_codec(spec: str) -> DeviceCodec:
+    """
+    The twin of make_codec(spec) on this machine's CUDA devices; None where that codec has none, or there is no device.
+    Raises ValueError.
+    """
+
 class Ticket:
     """An operation in flight."""
 

@@ -78,6 +78,7 @@ struct Round {
 
 std::unique_ptr<DeviceCodec> make_twin(const std::string& spec) {
   const compress::CodecSpec parsed = compress::parse_spec(spec);
+  (void)compress::make(parsed);  // a wrong spec is an error where there is no device, too
   if (compress::cuda_devices().count == 0) return nullptr;
   return compress::make_cuda_codec(parsed);
 }
