@@ -108,22 +108,30 @@ class InprocHub {
     if (!found.workers.empty()) fail(found.text, Inbox::Scope::kCalls);
   }
 
-  std::vector<std::string> exchange(std::uint64_t sequence, Node self, std::string_view name,
+  /// count: of the worker's exchanges before this one.
+  std::vector<std::string> exchange(std::atomic<std::uint64_t>& count, Node self, std::string_view name,
                                     std::string_view blob, std::chrono::milliseconds timeout) {
     std::unique_lock lock(mutex_);
     const Inbox& inbox = places_.at(self).inbox;
-    exchanges_.offer(sequence, self.rank, name, blob);
+    // Under the lock of the offer: offers of a worker's threads come in the order of their numbers.
+    const std::uint64_t sequence = count++;
+    const SharedBlobs blobs = results_.try_emplace(sequence, std::make_shared<Blobs>()).first->second;
+    if (exchanges_.offer(sequence, self.rank, name, blob) == ExchangeTable::State::kComplete) {
+      // For all threads that wait: other threads of theirs may be in later exchanges, and the table forgets
+      // this one before they wake up.
+      *blobs = exchanges_.blobs(sequence);
+      results_.erase(sequence);
+    }
     changed_.notify_all();
     const auto settled = [&] {
-      return inbox.failed() || exchanges_.state(sequence) != ExchangeTable::State::kWaiting;
+      return inbox.failed() || *blobs || exchanges_.state(sequence) != ExchangeTable::State::kWaiting;
     };
     // Nobody needs to be asked who is missing, as over a network: the table is here.
     changed_.wait_for(lock, timeout, settled);
     // A failure first: the others got it, and a result could not be used.
     inbox.rethrow();
+    if (*blobs) return **blobs;
     switch (exchanges_.state(sequence)) {
-      case ExchangeTable::State::kComplete:
-        return exchanges_.blobs(sequence);
       case ExchangeTable::State::kDeserted:
         throw TransportError(exchanges_.fault(sequence));
       case ExchangeTable::State::kMismatch: {
@@ -133,6 +141,7 @@ class InprocHub {
         fail(text, Inbox::Scope::kCalls);
         throw CallMismatch(text);
       }
+      case ExchangeTable::State::kComplete:
       case ExchangeTable::State::kWaiting:
         break;
     }
@@ -144,6 +153,9 @@ class InprocHub {
   }
 
  private:
+  using Blobs = std::optional<std::vector<std::string>>;
+  using SharedBlobs = std::shared_ptr<Blobs>;  // owners: the hub until it is complete, and who waits for it
+
   const World world_;
   std::map<Node, Place> places_;  // its nodes are fixed after construction
   std::mutex mutex_;              // guards what follows
@@ -152,6 +164,7 @@ class InprocHub {
   std::set<Node> left_;
   std::optional<Mirrors> mirrors_;
   ExchangeTable exchanges_;
+  std::map<std::uint64_t, SharedBlobs> results_;  // of exchanges that are not complete
   WaitGraph waits_;
 };
 
@@ -209,7 +222,7 @@ class InprocMessenger final : public Messenger {
                                     std::chrono::milliseconds timeout) override {
     check_exchange(self_, name);
     check_member();
-    return hub_->exchange(exchange_count_++, self_, name, blob, timeout);
+    return hub_->exchange(exchange_count_, self_, name, blob, timeout);
   }
 
  private:
