@@ -109,6 +109,15 @@ TEST_P(JobConformance, AWorkerThatLeavesEndsTheExchangeOfTheOthersAtOnce) {
   EXPECT_THAT(error_of([&] { job->worker(1).exchange("init", "", kPatience); }), names_it);
 }
 
+TEST_P(JobConformance, AWorkerThatLeavesEndsItsOwnExchange) {
+  const auto job = start(2, 0);
+  auto waiting = std::async(
+      std::launch::async, [&] { return error_of([&] { job->worker(0).exchange("init", "", kPatience); }); });
+  std::this_thread::sleep_for(50ms);
+  job->worker(0).leave(2s);
+  EXPECT_EQ(waiting.get(), "TransportError: worker 0 has left the job");
+}
+
 TEST_P(JobConformance, GoodbyeComesAfterTheLastFrameAndEndsSending) {
   constexpr std::uint64_t kCount = 200;
   const auto job = start(2, 1);

@@ -15,6 +15,12 @@
 
 namespace gradwire::transport {
 
+namespace {
+
+std::string has_left_text(Node node) { return to_string(node) + " has left the job"; }
+
+}  // namespace
+
 // What the nodes of one job share; it also does the scheduler's work.
 class InprocHub {
  public:
@@ -124,13 +130,16 @@ class InprocHub {
     }
     changed_.notify_all();
     const auto settled = [&] {
-      return inbox.failed() || *blobs || exchanges_.state(sequence) != ExchangeTable::State::kWaiting;
+      return inbox.failed() || *blobs || left_.contains(self) ||
+             exchanges_.state(sequence) != ExchangeTable::State::kWaiting;
     };
     // Nobody needs to be asked who is missing, as over a network: the table is here.
     changed_.wait_for(lock, timeout, settled);
     // A failure first: the others got it, and a result could not be used.
     inbox.rethrow();
     if (*blobs) return **blobs;
+    // Not a timeout: the job goes on without this worker.
+    if (left_.contains(self)) throw TransportError(has_left_text(self));
     switch (exchanges_.state(sequence)) {
       case ExchangeTable::State::kDeserted:
         throw TransportError(exchanges_.fault(sequence));
@@ -237,7 +246,7 @@ class InprocMessenger final : public Messenger {
 
   void check_member() const {
     place_.inbox.rethrow();
-    if (hub_->has_left(self_)) throw TransportError(to_string(self_) + " has left the job");
+    if (hub_->has_left(self_)) throw TransportError(has_left_text(self_));
   }
 
   const std::shared_ptr<InprocHub> hub_;
