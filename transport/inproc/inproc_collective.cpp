@@ -84,7 +84,8 @@ struct InprocCollectives::Hub {
       }
     }
     // Read without the lock: it is set once, and was seen to be set above.
-    if (whole.empty()) return part.done({}, std::make_exception_ptr(TransportError(failure)));
+    if (whole.empty())
+      return part.done(std::move(part.values), std::make_exception_ptr(TransportError(failure)));
     finish(whole);
   }
 
@@ -123,7 +124,7 @@ struct InprocCollectives::Hub {
     waiting[~std::uint64_t{0}].parts.merge(parts);
     const auto error = std::make_exception_ptr(TransportError(text));
     for (auto& [number, call] : waiting) {
-      for (auto& [rank, part] : call.parts) part.done({}, error);
+      for (auto& [rank, part] : call.parts) part.done(std::move(part.values), error);
     }
   }
 };
