@@ -1,5 +1,6 @@
 #include "transport/inproc/inproc_collective.h"
 
+#include <algorithm>
 #include <cstring>
 #include <map>
 #include <mutex>
@@ -108,7 +109,8 @@ struct InprocCollectives::Hub {
     }
     for (auto& [rank, part] : whole) {
       Buffer values = part.type ? std::move(part.values) : Buffer::allocate(result.size());
-      std::memcpy(values.bytes().data(), result.data(), result.size());
+      // Not by memcpy: of an empty array, both pointers are null.
+      std::ranges::copy(result, values.bytes().begin());
       part.done(std::move(values), nullptr);
     }
   }

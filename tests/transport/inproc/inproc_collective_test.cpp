@@ -30,6 +30,16 @@ TEST(InprocCollective, ABufferComesBackFromASumThatFails) {
   EXPECT_THAT(failure_of(std::move(too_late)), testing::Pair(12, left));
 }
 
+TEST(InprocCollective, EmptyArraysAreSummedAndGathered) {
+  InprocCollectives collectives(2);
+  const auto first = collectives.connect(0), second = collectives.connect(1);
+  for (const auto type : {std::optional(ElementType::kFloat32), std::optional<ElementType>()}) {
+    auto one = start(*first, {}, type), other = start(*second, {}, type);
+    EXPECT_EQ(values_of<float>(std::move(one)), std::vector<float>());
+    EXPECT_EQ(values_of<float>(std::move(other)), std::vector<float>());
+  }
+}
+
 TEST(InprocCollective, BuffersOfDifferentLengthsComeBackWithAnError) {
   InprocCollectives collectives(2);
   const auto first = collectives.connect(0), second = collectives.connect(1);
