@@ -107,7 +107,8 @@ void MpiSums::fail(std::exception_ptr error) {
     ended = std::exchange(started_, {});
     std::ranges::move(std::exchange(queued_, {}), std::back_inserter(ended));
   }
-  for (const SumPointer& sum : ended) sum->done(std::move(sum->values), error_);
+  // The sum itself lives as long as its operations do, which may be for ever (MpiApi::abandon).
+  for (const SumPointer& sum : ended) std::exchange(sum->done, nullptr)(std::move(sum->values), error_);
 }
 
 }  // namespace gradwire::transport

@@ -19,7 +19,7 @@ class OneRankPort final : public MpiApi {
   struct Hooks {
     std::function<void()> on_all_reduce, on_barrier;
     std::function<void()> on_destroyed;
-    bool gathers_end = true;
+    bool gathers_end = true;  ///< else they go on after abandon(), until end_gather()
   };
 
   explicit OneRankPort(Hooks hooks) : hooks_(std::move(hooks)) {}
@@ -43,10 +43,14 @@ class OneRankPort final : public MpiApi {
     ended_.push_back(std::move(done));
   }
   void all_gather(std::span<const std::byte> block, std::byte* all, std::size_t, Done done) override {
-    if (!hooks_.gathers_end) return;
-    std::memcpy(all, block.data(), block.size());
-    ended_.push_back(std::move(done));
+    gather_ = [block, all, done = std::move(done)] {
+      std::memcpy(all, block.data(), block.size());
+      done();
+    };
+    if (hooks_.gathers_end) ended_.push_back(std::exchange(gather_, nullptr));
   }
+  /// As where somebody else calls MPI. Requires a gather that has not ended.
+  void end_gather() { std::exchange(gather_, nullptr)(); }
   void barrier(Done done) override {
     call(hooks_.on_barrier);
     ended_.push_back(std::move(done));
@@ -68,6 +72,7 @@ class OneRankPort final : public MpiApi {
 
   const Hooks hooks_;
   std::vector<Done> ended_;
+  Done gather_;  // that has not ended
 };
 
 }  // namespace gradwire::transport
