@@ -1,5 +1,6 @@
 #include "transport/frame.h"
 
+#include <algorithm>
 #include <bit>
 #include <cstring>
 
@@ -51,15 +52,26 @@ T load(const HeaderBytes& from, Offset at) {
   return value;
 }
 
+struct KindRange {
+  Kind first, last;
+};
+constexpr std::array kKinds = {KindRange{Kind::kHello, Kind::kWait}, KindRange{Kind::kInit, Kind::kMirrored},
+                               KindRange{Kind::kRowInit, Kind::kRowWriteState}};
+
+// Ranges, and not what Kind can hold: a peer may send any byte, and a sink switches over the kinds.
 bool is_known(Kind kind) {
-  const auto value = static_cast<std::uint8_t>(kind);
-  // Ranges, and not what Kind can hold: a peer may send any byte, and a sink switches over the kinds.
-  return (value >= static_cast<std::uint8_t>(Kind::kHello) &&
-          value <= static_cast<std::uint8_t>(Kind::kWait)) ||
-         (value >= static_cast<std::uint8_t>(Kind::kInit) &&
-          value <= static_cast<std::uint8_t>(Kind::kMirrored)) ||
-         (value >= static_cast<std::uint8_t>(Kind::kRowInit) &&
-          value <= static_cast<std::uint8_t>(Kind::kRowWriteState));
+  return std::ranges::any_of(
+      kKinds, [kind](const KindRange& range) { return kind >= range.first && kind <= range.last; });
+}
+
+/// "one of 1-10, 32-53, 60-69"
+std::string known_kinds() {
+  std::string text;
+  for (const auto& [first, last] : kKinds) {
+    text += (text.empty() ? "one of " : ", ") + std::to_string(static_cast<int>(first)) + "-" +
+            std::to_string(static_cast<int>(last));
+  }
+  return text;
 }
 
 [[noreturn]] void refuse(const char* field, std::uint64_t given, const std::string& expected) {
@@ -107,7 +119,7 @@ HeaderBytes load_header(std::span<const std::byte> header) {
 // Everything else that must hold before the fields mean anything.
 void check(const HeaderBytes& bytes, std::uint64_t payload_bytes) {
   const auto kind = load<Kind>(bytes, kAtKind);
-  if (!is_known(kind)) refuse("kind", static_cast<std::uint8_t>(kind), "one of 1-9, 32-53 and 60-69");
+  if (!is_known(kind)) refuse("kind", static_cast<std::uint8_t>(kind), known_kinds());
   // So that a later version can give it a meaning: this one refuses what it would ignore.
   require("reserved field at 10", load<std::uint16_t>(bytes, kAtReserved16), 0);
   require("payload length", load<std::uint64_t>(bytes, kAtPayloadBytes), payload_bytes);

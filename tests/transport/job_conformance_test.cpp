@@ -47,6 +47,22 @@ TEST_P(JobConformance, ExchangesGiveEveryBlobInRankOrder) {
   for (auto& rank : ranks) rank.get();
 }
 
+TEST_P(JobConformance, ThreadsOfAWorkerMayExchangeAtOnce) {
+  constexpr int kThreads = 4, kCount = 100;
+  const auto job = start(2, 0);
+  std::vector<std::future<std::string>> threads;
+  for (const std::uint32_t rank : {0U, 1U}) {
+    for (int thread = 0; thread < kThreads; ++thread) {
+      threads.push_back(std::async(std::launch::async, [&job, rank] {
+        return error_of([&] {
+          for (int i = 0; i < kCount; ++i) job->worker(rank).exchange("barrier", "", kPatience);
+        });
+      }));
+    }
+  }
+  for (auto& thread : threads) EXPECT_EQ(thread.get(), "no error");
+}
+
 TEST_P(JobConformance, ALateExchangeNamesTheMissingRanksAndFailsTheJob) {
   const auto job = start(4, 0);
   const auto come = [&](std::uint32_t rank, milliseconds timeout) {
@@ -91,6 +107,15 @@ TEST_P(JobConformance, AWorkerThatLeavesEndsTheExchangeOfTheOthersAtOnce) {
   const auto names_it = AllOf(HasSubstr("TransportError"), HasSubstr("worker 2 has left the job"));
   EXPECT_THAT(waiting.get(), names_it);
   EXPECT_THAT(error_of([&] { job->worker(1).exchange("init", "", kPatience); }), names_it);
+}
+
+TEST_P(JobConformance, AWorkerThatLeavesEndsItsOwnExchange) {
+  const auto job = start(2, 0);
+  auto waiting = std::async(
+      std::launch::async, [&] { return error_of([&] { job->worker(0).exchange("init", "", kPatience); }); });
+  std::this_thread::sleep_for(50ms);
+  job->worker(0).leave(2s);
+  EXPECT_EQ(waiting.get(), "TransportError: worker 0 has left the job");
 }
 
 TEST_P(JobConformance, GoodbyeComesAfterTheLastFrameAndEndsSending) {

@@ -95,6 +95,8 @@ FaultyMessenger::~FaultyMessenger() {
   // The waits of run() take the stop token. thread_ is the last member, so it is joined before what it uses.
   thread_.request_stop();
   changed_.notify_all();
+  // The messenger below leaves in its own destructor, and its goodbye must come behind these frames.
+  send_held_back();
 }
 
 /// What a server passes on to its mirror is counted at neither: it is no push to them, and may go again.
@@ -241,20 +243,21 @@ void FaultyMessenger::run(const std::stop_token& stop) {
   }
 }
 
+void FaultyMessenger::send_held_back() {
+  const std::lock_guard lock(mutex_);
+  slow_ = nullptr;
+  try {
+    for (auto& [due, held] : std::exchange(held_, {})) {
+      if (!held.frames.empty()) ForwardingMessenger::send(held.to, std::move(held.frames));
+    }
+    for (auto& [to, frames] : std::exchange(overtaken_, {})) ForwardingMessenger::send(to, std::move(frames));
+  } catch (const TransportError&) {  // NOLINT(bugprone-empty-catch): the job has failed, or the node has left
+  }
+}
+
 void FaultyMessenger::leave(std::chrono::milliseconds timeout) {
   faults_->saw(known_, FaultEvent::kLeave);
-  {
-    const std::lock_guard lock(mutex_);
-    slow_ = nullptr;
-    try {
-      for (auto& [due, held] : std::exchange(held_, {})) {
-        if (!held.frames.empty()) ForwardingMessenger::send(held.to, std::move(held.frames));
-      }
-      for (auto& [to, frames] : std::exchange(overtaken_, {}))
-        ForwardingMessenger::send(to, std::move(frames));
-    } catch (const TransportError&) {  // NOLINT(bugprone-empty-catch): likewise
-    }
-  }
+  send_held_back();
   ForwardingMessenger::leave(timeout);
 }
 

@@ -4,8 +4,8 @@
 // It affects only frames of kinds 32 and above, when they are sent, and none that stay in the process's
 // memory (local_peer). With one at both ends, both directions are affected. The seed, sender, receiver and
 // the frame's number between the two decide what happens to a frame.
-// Threading: as Messenger; one thread of its own sends what was held back. Lifetime: leave() sends what is
-// held back; the destructor drops it.
+// Threading: as Messenger; one thread of its own sends what was held back. Lifetime: leave() and the
+// destructor send what is held back.
 #pragma once
 
 #include <chrono>
@@ -54,6 +54,8 @@ class FaultyMessenger final : public ForwardingMessenger {
   void hand_on(Node to, std::vector<Frame> frames);
   void let_overtaken_go(Node to);
   void hold(Clock::time_point until, Held held);
+  /// All of it, at once.
+  void send_held_back();
   void run(const std::stop_token& stop);
   void saw(const Frame& frame);
 

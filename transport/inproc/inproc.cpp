@@ -15,6 +15,12 @@
 
 namespace gradwire::transport {
 
+namespace {
+
+std::string has_left_text(Node node) { return to_string(node) + " has left the job"; }
+
+}  // namespace
+
 // What the nodes of one job share; it also does the scheduler's work.
 class InprocHub {
  public:
@@ -108,22 +114,33 @@ class InprocHub {
     if (!found.workers.empty()) fail(found.text, Inbox::Scope::kCalls);
   }
 
-  std::vector<std::string> exchange(std::uint64_t sequence, Node self, std::string_view name,
+  /// count: of the worker's exchanges before this one.
+  std::vector<std::string> exchange(std::atomic<std::uint64_t>& count, Node self, std::string_view name,
                                     std::string_view blob, std::chrono::milliseconds timeout) {
     std::unique_lock lock(mutex_);
     const Inbox& inbox = places_.at(self).inbox;
-    exchanges_.offer(sequence, self.rank, name, blob);
+    // Under the lock of the offer: offers of a worker's threads come in the order of their numbers.
+    const std::uint64_t sequence = count++;
+    const SharedBlobs blobs = results_.try_emplace(sequence, std::make_shared<Blobs>()).first->second;
+    if (exchanges_.offer(sequence, self.rank, name, blob) == ExchangeTable::State::kComplete) {
+      // For all threads that wait: other threads of theirs may be in later exchanges, and the table forgets
+      // this one before they wake up.
+      *blobs = exchanges_.blobs(sequence);
+      results_.erase(sequence);
+    }
     changed_.notify_all();
     const auto settled = [&] {
-      return inbox.failed() || exchanges_.state(sequence) != ExchangeTable::State::kWaiting;
+      return inbox.failed() || *blobs || left_.contains(self) ||
+             exchanges_.state(sequence) != ExchangeTable::State::kWaiting;
     };
     // Nobody needs to be asked who is missing, as over a network: the table is here.
     changed_.wait_for(lock, timeout, settled);
     // A failure first: the others got it, and a result could not be used.
     inbox.rethrow();
+    if (*blobs) return **blobs;
+    // Not a timeout: the job goes on without this worker.
+    if (left_.contains(self)) throw TransportError(has_left_text(self));
     switch (exchanges_.state(sequence)) {
-      case ExchangeTable::State::kComplete:
-        return exchanges_.blobs(sequence);
       case ExchangeTable::State::kDeserted:
         throw TransportError(exchanges_.fault(sequence));
       case ExchangeTable::State::kMismatch: {
@@ -133,6 +150,7 @@ class InprocHub {
         fail(text, Inbox::Scope::kCalls);
         throw CallMismatch(text);
       }
+      case ExchangeTable::State::kComplete:
       case ExchangeTable::State::kWaiting:
         break;
     }
@@ -144,6 +162,9 @@ class InprocHub {
   }
 
  private:
+  using Blobs = std::optional<std::vector<std::string>>;
+  using SharedBlobs = std::shared_ptr<Blobs>;  // owners: the hub until it is complete, and who waits for it
+
   const World world_;
   std::map<Node, Place> places_;  // its nodes are fixed after construction
   std::mutex mutex_;              // guards what follows
@@ -152,6 +173,7 @@ class InprocHub {
   std::set<Node> left_;
   std::optional<Mirrors> mirrors_;
   ExchangeTable exchanges_;
+  std::map<std::uint64_t, SharedBlobs> results_;  // of exchanges that are not complete
   WaitGraph waits_;
 };
 
@@ -209,7 +231,7 @@ class InprocMessenger final : public Messenger {
                                     std::chrono::milliseconds timeout) override {
     check_exchange(self_, name);
     check_member();
-    return hub_->exchange(exchange_count_++, self_, name, blob, timeout);
+    return hub_->exchange(exchange_count_, self_, name, blob, timeout);
   }
 
  private:
@@ -224,7 +246,7 @@ class InprocMessenger final : public Messenger {
 
   void check_member() const {
     place_.inbox.rethrow();
-    if (hub_->has_left(self_)) throw TransportError(to_string(self_) + " has left the job");
+    if (hub_->has_left(self_)) throw TransportError(has_left_text(self_));
   }
 
   const std::shared_ptr<InprocHub> hub_;

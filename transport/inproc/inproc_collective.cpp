@@ -1,5 +1,6 @@
 #include "transport/inproc/inproc_collective.h"
 
+#include <algorithm>
 #include <cstring>
 #include <map>
 #include <mutex>
@@ -84,7 +85,8 @@ struct InprocCollectives::Hub {
       }
     }
     // Read without the lock: it is set once, and was seen to be set above.
-    if (whole.empty()) return part.done({}, std::make_exception_ptr(TransportError(failure)));
+    if (whole.empty())
+      return part.done(std::move(part.values), std::make_exception_ptr(TransportError(failure)));
     finish(whole);
   }
 
@@ -107,7 +109,8 @@ struct InprocCollectives::Hub {
     }
     for (auto& [rank, part] : whole) {
       Buffer values = part.type ? std::move(part.values) : Buffer::allocate(result.size());
-      std::memcpy(values.bytes().data(), result.data(), result.size());
+      // Not by memcpy: of an empty array, both pointers are null.
+      std::ranges::copy(result, values.bytes().begin());
       part.done(std::move(values), nullptr);
     }
   }
@@ -123,7 +126,7 @@ struct InprocCollectives::Hub {
     waiting[~std::uint64_t{0}].parts.merge(parts);
     const auto error = std::make_exception_ptr(TransportError(text));
     for (auto& [number, call] : waiting) {
-      for (auto& [rank, part] : call.parts) part.done({}, error);
+      for (auto& [rank, part] : call.parts) part.done(std::move(part.values), error);
     }
   }
 };

@@ -1,6 +1,7 @@
 #include "transport/membership/exchange_table.h"
 
 #include <algorithm>
+#include <limits>
 
 #include "transport/nodes.h"
 
@@ -8,15 +9,17 @@ namespace gradwire::transport {
 
 ExchangeTable::State ExchangeTable::offer(std::uint64_t sequence, std::uint32_t rank, std::string_view name,
                                           std::string_view blob) {
-  // An older offer is a repetition whose table may be forgotten already. It must not begin a table anew,
-  // which the others would never complete.
-  const auto newest = latest_.find(rank);
-  if (newest == latest_.end() || sequence >= newest->second) {
+  // An offer of a table that is forgotten is a repetition. It must not begin a table anew, which the others
+  // would never complete.
+  if (sequence >= oldest_) {
     // The first blob stays: an offer that comes again after a break must not change a result that others
     // have.
     tables_[sequence].try_emplace(rank, Offer{std::string(name), std::string(blob)});
-    latest_[rank] = sequence;
-    forget_finished();
+    // Two threads of a worker, in two exchanges, offer again in any order what a break has lost.
+    std::uint64_t& latest = latest_[rank];
+    latest = std::max(latest, sequence);
+    // Not this one, where all have moved on: its result has reached nobody yet.
+    forget_finished(sequence);
   }
   return state(sequence);
 }
@@ -24,7 +27,7 @@ ExchangeTable::State ExchangeTable::offer(std::uint64_t sequence, std::uint32_t 
 void ExchangeTable::leave(std::uint32_t rank, const std::string& error) {
   // The first reason stays. Where the worker had offered before it left, its blob stays in the table.
   left_.emplace(rank, error);
-  forget_finished();
+  forget_finished(std::numeric_limits<std::uint64_t>::max());
 }
 
 ExchangeTable::State ExchangeTable::state(std::uint64_t sequence) const {
@@ -118,15 +121,17 @@ std::vector<std::uint64_t> ExchangeTable::open() const {
 }
 
 // A result can be asked for again until its worker has moved on to the next exchange.
-void ExchangeTable::forget_finished() {
-  std::uint64_t oldest = tables_.empty() ? 0 : tables_.rbegin()->first;
+void ExchangeTable::forget_finished(std::uint64_t end) {
+  std::uint64_t current = tables_.empty() ? 0 : std::min(end, tables_.rbegin()->first);
   for (std::uint32_t rank = 0; rank < workers_; ++rank) {
     // It asks for no result any more, and its last number would keep every later table.
     if (left_.contains(rank)) continue;
     const auto found = latest_.find(rank);
-    oldest = std::min(oldest, found == latest_.end() ? 0 : found->second);
+    current = std::min(current, found == latest_.end() ? 0 : found->second);
   }
-  tables_.erase(tables_.begin(), tables_.lower_bound(oldest));
+  // A table that lacks an offer stays: another thread of that worker may have moved on, and the offer comes
+  // again.
+  while (oldest_ < current && state(oldest_) == State::kComplete) tables_.erase(oldest_++);
 }
 
 }  // namespace gradwire::transport

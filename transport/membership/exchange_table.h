@@ -22,7 +22,8 @@ class ExchangeTable {
 
   explicit ExchangeTable(std::uint32_t workers) : workers_(workers) {}
 
-  /// Takes the blob of one worker. Idempotent. Requires rank < workers.
+  /// Takes the blob of one worker; workers number their exchanges from 0. Idempotent. Requires rank <
+  /// workers.
   State offer(std::uint64_t sequence, std::uint32_t rank, std::string_view name, std::string_view blob);
   /// error: what has ended the worker; empty: it came to its end.
   void leave(std::uint32_t rank, const std::string& error = {});
@@ -48,10 +49,12 @@ class ExchangeTable {
   };
   using Table = std::map<std::uint32_t, Offer>;  // by rank
 
-  void forget_finished();
+  /// Of numbers below end.
+  void forget_finished(std::uint64_t end);
 
   const std::uint32_t workers_;
   std::map<std::uint64_t, Table> tables_;
+  std::uint64_t oldest_ = 0;                       // tables of lower numbers are complete and forgotten
   std::map<std::uint32_t, std::uint64_t> latest_;  // the newest sequence number of each rank
   std::map<std::uint32_t, std::string> left_;      // and the errors that ended them, if errors did
 };

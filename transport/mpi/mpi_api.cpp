@@ -141,12 +141,12 @@ class LibraryPort final : public MpiApi {
  private:
   struct Operation {
     Done done;
-    bool is_receive = false;
+    bool is_send = false;
   };
 
   static int initialise_process();
   Reduction reduction_of(ElementType type) const;
-  void add(MPI_Request request, Done done) { add_operation(request, {std::move(done), false}); }
+  void add(MPI_Request request, Done done) { add_operation(request, {std::move(done)}); }
   void add_operation(MPI_Request request, Operation operation);
   void take_completed(std::size_t count);
 
@@ -254,7 +254,7 @@ void LibraryPort::send(std::uint32_t rank, Tag tag, std::span<const std::byte> b
   check(MPI_Isend(bytes.data(), checked_count(bytes.size(), "MPI_Isend"), MPI_BYTE, static_cast<int>(rank),
                   static_cast<int>(tag), messages_, &request),
         "MPI_Isend", rank);
-  add(request, std::move(done));
+  add_operation(request, {std::move(done), true});
 }
 
 void LibraryPort::send_confirmed(std::uint32_t rank, Tag tag, std::span<const std::byte> bytes, Done done) {
@@ -262,7 +262,7 @@ void LibraryPort::send_confirmed(std::uint32_t rank, Tag tag, std::span<const st
   check(MPI_Issend(bytes.data(), checked_count(bytes.size(), "MPI_Issend"), MPI_BYTE, static_cast<int>(rank),
                    static_cast<int>(tag), messages_, &request),
         "MPI_Issend", rank);
-  add(request, std::move(done));
+  add_operation(request, {std::move(done), true});
 }
 
 void LibraryPort::receive(std::uint32_t rank, Tag tag, std::span<std::byte> bytes, Done done) {
@@ -270,7 +270,7 @@ void LibraryPort::receive(std::uint32_t rank, Tag tag, std::span<std::byte> byte
   check(MPI_Irecv(bytes.data(), checked_count(bytes.size(), "MPI_Irecv"), MPI_BYTE, static_cast<int>(rank),
                   static_cast<int>(tag), messages_, &request),
         "MPI_Irecv", rank);
-  add_operation(request, {std::move(done), true});
+  add(request, std::move(done));
 }
 
 std::optional<MpiApi::Probed> LibraryPort::probe() {
@@ -288,7 +288,7 @@ void LibraryPort::receive_probed(std::span<std::byte> bytes, Done done) {
   MPI_Request request = MPI_REQUEST_NULL;
   check(MPI_Imrecv(bytes.data(), checked_count(bytes.size(), "MPI_Imrecv"), MPI_BYTE, &probed_, &request),
         "MPI_Imrecv");
-  add_operation(request, {std::move(done), true});
+  add(request, std::move(done));
 }
 
 Reduction LibraryPort::reduction_of(ElementType type) const {
@@ -417,10 +417,12 @@ void LibraryPort::abandon() noexcept {
     process().has_failed = true;
     process().has_lost_operations |= !requests_.empty();
   }
-  // Never destroyed, and not a member: a network card may still write into what was to be received.
+  // Never destroyed, and not a member: a network card may still write into what was to be received, and MPI
+  // into what was to be gathered, if another user of this process calls it. What was to be sent goes back to
+  // its owner.
   static auto& kept = *new std::vector<Operation>();
   for (Operation& operation : operations_) {
-    if (operation.is_receive) kept.push_back(std::move(operation));
+    if (!operation.is_send) kept.push_back(std::move(operation));
   }
   operations_.clear();
   requests_.clear();

@@ -71,9 +71,10 @@ class MpiApi {
   /// Frees what join() made. The last port of the process also finalises MPI (and blocks until every rank
   /// does) if a port had initialised it and none was abandoned. Requires under_way() == 0.
   virtual void finish() = 0;
-  /// Ends a job that failed; MPI is never finalised then. Drops the Done of sends and collectives under way;
-  /// of receives they are kept for ever, since a network card may still write there. If any are under way, no
-  /// port of this process can be initialised again, and nobody should call MPI: it may touch their memory.
+  /// Ends a job that failed; MPI is never finalised then. Drops the Done of sends under way. Those of other
+  /// operations are kept for ever with what they own, since a network card may still write there, or MPI
+  /// itself. If any are under way, no port of this process can be initialised again, and nobody should call
+  /// MPI: it may touch the memory of sends and of sums that was handed in.
   virtual void abandon() noexcept = 0;
 
  protected:

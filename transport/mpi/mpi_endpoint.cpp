@@ -62,8 +62,13 @@ MpiEndpoint::MpiEndpoint(const MpiOptions& options, MpiJob job, int users)
 
 std::shared_ptr<MpiEndpoint> MpiEndpoint::connect(const MpiOptions& options, MpiJob job, int users) {
   check_options(options);
+  return connect(load_mpi(options.library), options, job, users);
+}
+
+std::shared_ptr<MpiEndpoint> MpiEndpoint::connect(std::unique_ptr<MpiApi> port, const MpiOptions& options,
+                                                  MpiJob job, int users) {
   std::shared_ptr<MpiEndpoint> endpoint(new MpiEndpoint(options, job, users));
-  endpoint->port_ = load_mpi(options.library);
+  endpoint->port_ = std::move(port);
   // The thread owns a share: it may outlive every user if MPI does not return.
   endpoint->thread_ = std::thread([endpoint] { endpoint->run(); });
   endpoint->await_start();

@@ -47,6 +47,9 @@ class MpiEndpoint final : private MpiPeers::Events {
 
   /// Joins the job; throws as connect_mpi(). users: how many will call close().
   static std::shared_ptr<MpiEndpoint> connect(const MpiOptions& options, MpiJob job, int users);
+  /// As above, over another port than that of options.library.
+  static std::shared_ptr<MpiEndpoint> connect(std::unique_ptr<MpiApi> port, const MpiOptions& options,
+                                              MpiJob job, int users);
   MpiEndpoint(const MpiEndpoint&) = delete;
   MpiEndpoint& operator=(const MpiEndpoint&) = delete;
 

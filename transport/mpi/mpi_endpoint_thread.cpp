@@ -152,10 +152,15 @@ bool MpiEndpoint::is_over() {
 void MpiEndpoint::part_when_all_have_left(Clock::time_point now) {
   if (worker_.inbox.failed()) return;
   if (!parting_since_) {
-    const Lock lock(mutex_);
-    // A barrier is a collective on the communicator of the sums, so all ranks must be behind their last sum.
-    if (left_.size() < world_.workers + world_.servers || sums_untold_ > 0 || port_->under_way() > 0) return;
+    {
+      const Lock lock(mutex_);
+      // A barrier is a collective on the communicator of the sums, so all ranks must be behind their last
+      // sum.
+      if (left_.size() < world_.workers + world_.servers || sums_untold_ > 0) return;
+    }
+    if (port_->under_way() > 0) return;
     parting_since_ = now;
+    // Without the lock: if MPI does not return from this call, on_stuck() needs it.
     port_->barrier([this] { has_parted_ = true; });
   } else if (!has_parted_ && now - *parting_since_ >= options_.leave_timeout) {
     // A rank that died after its goodbye would keep the barrier, and with it this process, waiting.

@@ -1,5 +1,6 @@
 #include "transport/mpi/mpi_rendezvous.h"
 
+#include <memory>
 #include <string_view>
 #include <thread>
 
@@ -23,6 +24,14 @@ std::string call_of(MpiJob job) {
   }
   return "call " + std::to_string(static_cast<std::uint32_t>(job));
 }
+
+/// What MPI reads and writes. The operation keeps it: after a timeout MPI may still go on with it, where
+/// somebody else in this process calls MPI.
+struct Gathering {
+  MpiEntry mine;
+  std::vector<MpiEntry> all;
+  bool is_complete = false;
+};
 
 }  // namespace
 
@@ -51,17 +60,17 @@ void check_agreement(std::span<const MpiEntry> entries) {
 
 std::vector<MpiEntry> mpi_rendezvous(MpiApi& port, const MpiEntry& mine, std::chrono::milliseconds timeout,
                                      const std::function<void(const std::string&)>& log) {
-  std::vector<MpiEntry> entries(port.size());
-  bool is_complete = false;
+  const auto gathering = std::make_shared<Gathering>(Gathering{mine, std::vector<MpiEntry>(port.size())});
   // One gather serves as the barrier of the start, too: it ends when every rank has come.
-  port.join([&] {
-    port.all_gather(std::as_bytes(std::span(&mine, 1)), reinterpret_cast<std::byte*>(entries.data()),
-                    sizeof(MpiEntry), [&] { is_complete = true; });
+  port.join([&port, gathering] {
+    port.all_gather(std::as_bytes(std::span(&gathering->mine, 1)),
+                    reinterpret_cast<std::byte*>(gathering->all.data()), sizeof(MpiEntry),
+                    [gathering] { gathering->is_complete = true; });
   });
   const auto began = Clock::now();
   auto next_progress = began + kProgressEvery;
   const MpiBackoff pace(began);
-  while (!is_complete) {
+  while (!gathering->is_complete) {
     // MPI has no blocking wait with a deadline.
     port.poll();
     const auto now = Clock::now();
@@ -76,8 +85,8 @@ std::vector<MpiEntry> mpi_rendezvous(MpiApi& port, const MpiEntry& mine, std::ch
     }
     std::this_thread::sleep_for(pace.pause(now, false));
   }
-  check_agreement(entries);
-  return entries;
+  check_agreement(gathering->all);
+  return std::move(gathering->all);
 }
 
 std::string describe_rank(std::span<const MpiEntry> entries, std::uint32_t rank) {

@@ -59,9 +59,12 @@ void MpiSums::start(const SumPointer& sum) {
   // A piece ends between two elements, or MPI would add halves of them.
   const std::size_t piece_bytes =
       std::max(largest_message_bytes_ / whole_elements, std::size_t{1}) * whole_elements;
+  const std::span<std::byte> bytes = sum->values.bytes();
   for (std::size_t at = 0; at < size_bytes; at += piece_bytes) {
+    // While MPI was in the piece before, fail() may have handed the buffer back.
+    if (has_failed()) return;
     ++sum->pieces;
-    const auto piece = sum->values.bytes().subspan(at, std::min(piece_bytes, size_bytes - at));
+    const auto piece = bytes.subspan(at, std::min(piece_bytes, size_bytes - at));
     const auto done = [this, sum] { finish_piece(sum); };
     if (sum->type) {
       port_.all_reduce(piece, *sum->type, done);
@@ -71,6 +74,11 @@ void MpiSums::start(const SumPointer& sum) {
     }
   }
   finish_piece(sum);
+}
+
+bool MpiSums::has_failed() const {
+  const std::lock_guard lock(mutex_);
+  return error_ != nullptr;
 }
 
 void MpiSums::finish_piece(const SumPointer& sum) {
@@ -99,7 +107,8 @@ void MpiSums::fail(std::exception_ptr error) {
     ended = std::exchange(started_, {});
     std::ranges::move(std::exchange(queued_, {}), std::back_inserter(ended));
   }
-  for (const SumPointer& sum : ended) sum->done(std::move(sum->values), error_);
+  // The sum itself lives as long as its operations do, which may be for ever (MpiApi::abandon).
+  for (const SumPointer& sum : ended) std::exchange(sum->done, nullptr)(std::move(sum->values), error_);
 }
 
 }  // namespace gradwire::transport

@@ -45,6 +45,7 @@ class MpiSums {
   void add(Sum sum);
   SumPointer take_queued();
   void start(const SumPointer& sum);
+  bool has_failed() const;
   void finish_piece(const SumPointer& sum);
 
   MpiApi& port_;

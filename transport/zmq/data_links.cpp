@@ -366,13 +366,14 @@ bool ServerLinks::take_messages() {
   int i = 0;
   while (i < kBatch && router_.receive(packet)) {
     std::string route = packet.front().text();
-    // Before the roster nobody is known, so what is kept is bounded. Anything else gets a reject from take().
+    // Before the roster nobody is known. Anything that is no hello gets a reject from take().
     const bool may_be_hello = packet.size() == kPartsOfEarly && byte_count(packet) <= kLongestEarly;
-    if (world_.epoch == 0 && early_.size() < kMostEarly && may_be_hello) {
-      early_.emplace_back(std::move(route), std::move(packet));
-    } else {
+    if (world_.epoch != 0 || !may_be_hello) {
       take(route, std::move(packet));
+    } else if (early_.size() < kMostEarly) {
+      early_.emplace_back(std::move(route), std::move(packet));
     }
+    // Else dropped: what is kept is bounded. A worker repeats its hello, but a reject would be final for it.
     ++i;
   }
   // A batch of its own: replies to workers wait for the mirror's acknowledgements.

@@ -220,6 +220,24 @@ TEST(FaultyMessenger, LeavingSendsWhatWasHeldBack) {
   EXPECT_THAT(keys_of(pair.heard()), ElementsAre(0, 1, 2, 3, 4));
 }
 
+TEST(FaultyMessenger, DestroyingItSendsWhatWasHeldBack) {
+  for (const char* spec : {"delay=1min@100%", "reorder=100%", "slow=worker:0@1bit"}) {
+    InprocNetwork network(1, 1);
+    Ear ear;
+    const auto server = network.connect(kServer);
+    server->attach(ear);
+    {
+      FaultyMessenger worker(network.connect(kWorker), std::make_shared<Faults>(parse_faults(spec)));
+      std::vector<Frame> frames;
+      frames.push_back(numbered(7));
+      worker.send(kServer, std::move(frames));
+    }
+    EXPECT_TRUE(ear.hears_goodbye_of(kWorker)) << spec;
+    EXPECT_THAT(ear.take_frames(0), SizeIs(1)) << spec;
+    server->detach();
+  }
+}
+
 TEST(FaultyMessenger, TellsWhetherFramesMayBeLost) {
   EXPECT_TRUE(Pair("drop=1%").worker().loses_frames());
   EXPECT_FALSE(Pair("delay=1ms@1%,slow=worker:0@1gbit").worker().loses_frames());

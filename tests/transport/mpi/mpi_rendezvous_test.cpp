@@ -6,7 +6,8 @@
 #include <cstring>
 #include <vector>
 
-#include "transport/messenger.h"
+#include "tests/transport/ear.h"
+#include "tests/transport/mpi/one_rank_port.h"
 
 namespace gradwire::transport {
 namespace {
@@ -47,6 +48,17 @@ TEST(MpiRendezvous, WhoDiffersIsNamedWithBothValues) {
   entries = entries_of_three();
   entries[1].largest_message_bytes = 5;
   EXPECT_THAT(objection_to(entries), HasSubstr("largest_message_bytes=1048576"));
+}
+
+// AddressSanitizer finds a gather that writes into memory that was freed.
+TEST(MpiRendezvous, AGatherMayEndAfterTheTimeout) {
+  OneRankPort::Hooks hooks;
+  hooks.gathers_end = false;
+  OneRankPort port(hooks);
+  EXPECT_THAT(error_of([&] { mpi_rendezvous(port, MpiEntry{}, std::chrono::milliseconds(10), nullptr); }),
+              HasSubstr("not all of the 1 ranks of MPI_COMM_WORLD came within 0.01 s"));
+  port.abandon();
+  port.end_gather();
 }
 
 }  // namespace

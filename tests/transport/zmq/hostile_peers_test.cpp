@@ -296,6 +296,42 @@ TEST_F(Hostile, ALateNodeIsToldThatTheJobHasBegun) {
 
 // --- before the roster ---
 
+// What is kept for the roster to judge is bounded, and a worker takes a reject of its hello as final.
+TEST(ServerLinks, StrangersBeforeTheRosterKeepNoWorkerOut) {
+  const ZmqContext context;
+  Inbox server_inbox, worker_inbox;
+  Traffic server_traffic, worker_traffic;
+  RejectionLog refusals(nullptr);
+  ServerLinks server({server_inbox, server_traffic, refusals}, context, {{"tcp://127.0.0.1:*"}, {}, {}},
+                     1 << 20, std::nullopt);
+  RawPeer stranger(server.endpoint());
+  stranger.handshake();
+  const FrameHeader hello = control_header(Kind::kHello, {Role::kWorker, 0}, 7);
+  for (int i = 0; i < 5000; ++i) stranger.write_frame(hello, to_text(StreamHello{0, 1}));
+  stranger.write_frame(hello, std::string(5000, 'x'));
+  // It is answered, so all before it have been read.
+  while (stranger.is_silent_for(1ms)) server.take_messages();
+
+  const World world{1, 1, 9};
+  std::string refused;
+  WorkerLinks worker({worker_inbox, worker_traffic, refusals}, context, {server.endpoint()}, 1, 1 << 20,
+                     std::nullopt, [&](const std::string& text) { refused = text; });
+  worker.begin(world, {Role::kWorker, 0}, std::chrono::steady_clock::now());
+  const auto serve_until = [&](std::chrono::steady_clock::time_point end) {
+    while (!worker.is_open() && refused.empty() && std::chrono::steady_clock::now() < end) {
+      server.take_messages();
+      worker.take_messages();
+      worker.tick(std::chrono::steady_clock::now());
+      std::this_thread::sleep_for(1ms);
+    }
+  };
+  serve_until(std::chrono::steady_clock::now() + 500ms);
+  server.begin(world, {Role::kServer, 0}, std::chrono::steady_clock::now());
+  serve_until(std::chrono::steady_clock::now() + kPatience);
+  EXPECT_EQ(refused, "");
+  EXPECT_TRUE(worker.is_open());
+}
+
 TEST(ServerLinks, KeepsShortMessagesForTheRosterAndRefusesLongOnes) {
   const ZmqContext context;
   Inbox inbox;
