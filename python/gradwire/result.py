@@ -43,7 +43,9 @@ class RunResult:
         bytes_total: all bytes of one worker at the socket.
         codec_seconds: one worker's seconds of encoding and decoding, all threads.
         weights_sha256: digest of the weights at the end; equal digests mean equal bits.
-        took_compression: whether a store compressed by GRADWIRE_COMPRESSION. None: not known, or there is no store.
+        took_compression: whether a store compressed by GRADWIRE_COMPRESSION. None: not known, or there is no store. A
+            script that compresses by itself gives True.
+        has_store: whether the process that wrote the record had a store. None: not known.
         measured: names of the fields that gradwire measured itself, because the script gave none.
     """
 
@@ -57,6 +59,7 @@ class RunResult:
     codec_seconds: float | None = None
     weights_sha256: str | None = None
     took_compression: bool | None = None
+    has_store: bool | None = None
     measured: tuple[str, ...] = ()
 
     @property
@@ -167,7 +170,8 @@ def write(**record: Any) -> None:
         measured = {name: value for name, value in figures.items() if name not in record}
         record = {**record, **measured, "measured": sorted(measured)}
     if values.compression is not None:
-        record = {"took_compression": codec_override.is_taken()} | record
+        took = codec_override.is_taken()
+        record = {"took_compression": took, "has_store": took is not None} | record
     path = Path(values.result)
     unfinished = path.with_name(path.name + ".tmp")
     unfinished.write_text(json.dumps(record), encoding="utf-8")
@@ -201,6 +205,11 @@ def parse(record: Any) -> RunResult:
     # A loss may be NaN: an experiment has to say which codec diverged.
     per_epoch = next((found for end in _ENDS if (found := _numbers(record, metric + end))), None)
     if per_epoch is None:
+        if empty := [name for name in ("accuracy_per_epoch", "loss_per_epoch") if record.get(name) == []]:
+            raise ValueError(
+                f"result: {empty[0]} is empty: the run trained for no epoch; did it resume from a snapshot of a run "
+                "before it?"
+            )
         fields = ", ".join(sorted(record)) or "nothing"
         raise ValueError(f"result: the record has {fields}, expected accuracy_per_epoch or loss_per_epoch")
     if metric == "accuracy" and not all(0 <= value <= 1 for value in per_epoch):
@@ -225,6 +234,7 @@ def parse(record: Any) -> RunResult:
         seconds,
         weights_sha256=record.get("weights_sha256"),
         took_compression=record.get("took_compression"),
+        has_store=record.get("has_store"),
         measured=tuple(record.get("measured", ())),
         **numbers,
     )

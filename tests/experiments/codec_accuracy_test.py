@@ -28,7 +28,8 @@ import os, gradwire.result
 arm, seed = os.environ["GRADWIRE_COMPRESSION"], int(os.environ["GRADWIRE_SEED"])
 if arm == "fp16":
     raise SystemExit("fp16 was told to fail")
-gradwire.result.write(accuracy_per_epoch=[0.5, 0.6 + seed / 100], bytes_per_step=1000, steps=7, codec_seconds=0.25)
+gradwire.result.write(accuracy_per_epoch=[0.5, 0.6 + seed / 100], bytes_per_step=1000, steps=7, codec_seconds=0.25,
+    took_compression=True)
 """
 
 

@@ -246,6 +246,14 @@ def test_inconclusive_says_how_many_seeds_would_decide() -> None:
     assert f"about {record['seeds_needed']} seeds" in record["judgement"]
 
 
+def test_two_differences_that_are_alike_prove_little() -> None:
+    alike = verdict([0.766, 0.760], [0.7605, 0.7545])
+    assert (
+        "points: inconclusive, two differences are alike by chance too easily: run 3 seeds or more." in alike
+    )
+    assert "points: worse." in verdict([0.766, 0.760], [0.744, 0.738])  # by 2.2 points
+
+
 def test_unshaped_links_are_not_advised_on() -> None:
     runs = [*finals("none", 0.8, 0.81), *finals("2bit", 0.8, 0.81, took=5)]
     said = summarise(runs, ["none", "2bit"], None, "unshaped").conclusions

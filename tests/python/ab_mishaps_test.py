@@ -24,7 +24,7 @@ arm, seed = os.environ["GRADWIRE_COMPRESSION"], int(os.environ["GRADWIRE_SEED"])
 rank = int(os.environ["GRADWIRE_RANK"])
 losses = [2.3, 1.1 + 0.01 * seed]
 {body}
-gradwire.result.write(loss_per_epoch=losses, images_per_second=100, bytes_per_step=1e6, steps=4)
+gradwire.result.write(loss_per_epoch=losses, images_per_second=100, bytes_per_step=1e6, steps=4, took_compression=True)
 """
 
 

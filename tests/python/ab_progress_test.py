@@ -159,7 +159,7 @@ import gradwire.result
 for epoch in range(2):
     gradwire.result.progress((epoch + 1) / 2, accuracy=0.3 + 0.1 * epoch)
     time.sleep(0.8)
-gradwire.result.write(accuracy_per_epoch=[0.3, 0.4])
+gradwire.result.write(accuracy_per_epoch=[0.3, 0.4], took_compression=True)
 """
 
 

@@ -206,6 +206,17 @@ def test_who_has_heard_of_a_failure_is_not_first_though_it_ends_first(
     assert recorder.said[-1] == told, recorder.said
 
 
+@pytest.mark.usefixtures("time_to_notice")
+@pytest.mark.parametrize("end", ["raise ValueError('no such image')", "sys.exit(3)"])
+def test_a_server_that_has_heard_of_a_failure_is_not_first_though_it_ends_first(
+    folder: Path, recorder: Recorder, end: str
+) -> None:
+    program = f"if rank == 0: (folder / 'done').touch()\nawait_end('server1'); {end}"
+    result = recorder.run(python(program), workers=1, servers=2, env={"FAKE_END_server1": "1"})
+    assert (result.failed_role, result.failed_rank) == ("worker", 0), recorder.said
+    assert recorder.said[-1].startswith("worker 0 failed first: "), recorder.said
+
+
 def test_signal_is_named_and_is_128_plus_n(folder: Path, recorder: Recorder) -> None:
     result = recorder.run(python("if rank == 0: os.kill(os.getpid(), signal.SIGKILL)\nawait_end('worker0')"))
     assert (result.exit_code, result.failed_rank) == (128 + 9, 0)

@@ -339,14 +339,26 @@ def _run_one(plan: Plan, arm: str, seed: int, conditions: Conditions, log: _Log)
             raise RunFailed(arm, seed, f"{what}: {how}", 1) from None
         except ValueError as error:
             raise RunFailed(arm, seed, str(error), 1) from None
-        if record.took_compression is False and arm != "none":
-            what = "no store of the command used the codec of GRADWIRE_COMPRESSION"
-            how = (
-                "call store.set_gradient_compression(...) or wrap the optimizer; the variable then replaces the codec "
-                "that is given there"
-            )
-            raise RunFailed(arm, seed, f"{what}: {how}", 1)
+        if arm != "none" and (reason := _why_not_compressed(record)) is not None:
+            raise RunFailed(arm, seed, reason, 1)
     return Run(arm, seed, record, job.wall_seconds)
+
+
+def _why_not_compressed(record: RunResult) -> str | None:
+    """Says why a run was not of its arm, and what to do. None: nothing tells that it was not."""
+    how = "the variable then replaces the codec that is given there"
+    if record.took_compression is False:
+        return (
+            "no store of the command used the codec of GRADWIRE_COMPRESSION: call store.set_gradient_compression(...) "
+            f"or wrap the optimizer; {how}"
+        )
+    if record.took_compression is None and record.has_store is False:
+        return (
+            "nothing of gradwire exchanged gradients in worker 0, so none was compressed: register gradwire's DDP hook, "
+            f"or wrap the optimizer; {how} (a script that compresses by itself gives took_compression=True to "
+            "gradwire.result.write())"
+        )
+    return None
 
 
 def mean_or_none(values: Sequence[float | None]) -> float | None:

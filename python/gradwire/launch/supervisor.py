@@ -496,12 +496,16 @@ class _Run:
     def _reconsider(self, child: Child, words: str, code: int) -> None:
         """Replaces the cause of the failure if a later report shows the real one.
 
-        A process that was notified of another's failure may end before that one does. If other programs watch the
-        processes, its exit code, 1, is the only sign.
+        A process that was notified of another's failure may end before that one does: Python takes its time to end.
+        Servers and the scheduler end with exit code 1 then. If other programs watch the processes, that is the only
+        sign of any of them.
         """
         if self.failed is None:
             return
-        has_heard = self.tracebacks.is_of_another(self.failed.role, self.failed.rank)
+        serves = self.failed.role != "worker"
+        has_heard = self.tracebacks.is_of_another(self.failed.role, self.failed.rank) or (
+            serves and self.exit_code == 1
+        )
         is_cause = has_heard and not self.tracebacks.is_of_another(child.role, child.rank)
         is_heard_late = self.job.hears_late and self.exit_code == 1 and code != 1
         if (is_cause and child.role == "worker") or is_heard_late:
