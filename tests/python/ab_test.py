@@ -270,7 +270,7 @@ def test_an_arm_of_a_script_that_does_not_use_gradwire_has_failed(tmp_path: Path
 
 
 def test_a_run_of_no_epoch_may_have_gone_on_from_another_ones_snapshot() -> None:
-    with pytest.raises(ValueError, match="loss_per_epoch is empty: .* resume from a snapshot"):
+    with pytest.raises(ValueError, match=r"loss_per_epoch is empty: .* resume from a snapshot"):
         result.parse({"loss_per_epoch": []})
 
 

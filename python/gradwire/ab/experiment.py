@@ -354,8 +354,8 @@ def _why_not_compressed(record: RunResult) -> str | None:
         )
     if record.took_compression is None and record.has_store is False:
         return (
-            "nothing of gradwire exchanged gradients in worker 0, so none was compressed: register gradwire's DDP hook, "
-            f"or wrap the optimizer; {how} (a script that compresses by itself gives took_compression=True to "
+            "nothing of gradwire exchanged gradients in worker 0, so none was compressed: register gradwire's DDP "
+            f"hook, or wrap the optimizer; {how} (a script that compresses by itself gives took_compression=True to "
             "gradwire.result.write())"
         )
     return None
