@@ -225,16 +225,7 @@ def DistributedOptimizer(
     warn_of_ddp(named)
     names = [name for name, _ in named]
     store = session.own_store(store)
-    if overlap_step is None:
-        overlap_step = settings.read().overlap_step == "on"
-    if overlap_step:
-        excluding = {
-            "max_grad_norm": max_grad_norm is not None,
-            "grad_scaler": given.grad_scaler is not None,
-            "on_nonfinite='skip_step'": on_nonfinite == "skip_step",
-            "row_column_scales": row_column_scales,
-        }
-        require_possible(optimizer, store, excluding)
+    overlap_step = _overlaps(optimizer, store, given, overlap_step, clips=max_grad_norm is not None)
     _require_free(store, optimizer, named)
     if momentum_correction == "auto":
         plain = max_grad_norm is None and grad_scaler is None
@@ -272,6 +263,22 @@ def DistributedOptimizer(
     except MembershipChanged as change:
         result._ended = change
     return result
+
+
+def _overlaps(
+    optimizer: torch.optim.Optimizer, store: kv.KVStore, given: GivenOptions, wanted: bool | None, *, clips: bool
+) -> bool:
+    """Returns whether steps overlap, which the setting says by default. Raises ValueError where they cannot."""
+    overlaps = settings.read().overlap_step == "on" if wanted is None else wanted
+    if overlaps:
+        excluding = {
+            "max_grad_norm": clips,
+            "grad_scaler": given.grad_scaler is not None,
+            "on_nonfinite='skip_step'": given.on_nonfinite == "skip_step",
+            "row_column_scales": given.row_column_scales,
+        }
+        require_possible(optimizer, store, excluding)
+    return overlaps
 
 
 def _require_free(
