@@ -69,7 +69,7 @@ HWY_INLINE BitVector Splat(std::uint32_t value) { return hn::Set(Bits(), value);
 template <Code kCode>
 constexpr const Float8& kFloat8 = kCode == Code::kE4m3 ? kFloatE4m3 : kFloatE5m2;
 
-/// float8_from_float() of block_scalar.h.
+/// float8_from_float() of float8.h.
 template <Code kCode>
 HWY_INLINE BitVector Float8FromFloat(FloatVector value) {
   constexpr const Float8& kFormat = kFloat8<kCode>;
@@ -88,7 +88,7 @@ HWY_INLINE BitVector Float8FromFloat(FloatVector value) {
   return hn::Or(rounded, hn::ShiftRight<24>(hn::And(bits, Splat(kSignBit))));
 }
 
-/// float_from_float8() of block_scalar.h, of which only the lowest eight bits of a lane count.
+/// float_from_float8() of float8.h, of which only the lowest eight bits of a lane count.
 template <Code kCode>
 HWY_INLINE FloatVector FloatFromFloat8(BitVector eight) {
   constexpr const Float8& kFormat = kFloat8<kCode>;
@@ -133,7 +133,7 @@ HWY_INLINE BitVector Int8FromNf4(BitVector codes) {
   return hn::BitCast(Bits(), hn::TableLookupBytes(table, hn::And(hn::BitCast(d, codes), hn::Set(d, 15))));
 }
 
-/// Codes of scaled elements, of which only the lowest byte of a lane counts; code_of() of block_scalar.h.
+/// Codes of scaled elements, of which only the lowest byte of a lane counts; code_of() of block_code.h.
 template <Code kCode>
 HWY_INLINE BitVector CodesOf(FloatVector scaled) {
   if constexpr (kCode == Code::kE4m3 || kCode == Code::kE5m2) return Float8FromFloat<kCode>(scaled);
@@ -285,7 +285,7 @@ HWY_INLINE void Quantise(const float* HWY_RESTRICT x, float scale, std::size_t b
   }
 }
 
-/// dithered_code_of() of block_scalar.h, one code a lane.
+/// dithered_code_of() of block_code.h, one code a lane.
 template <Code kCode>
 HWY_INLINE BitVector DitheredCodesOf(FloatVector scaled, FloatVector uniform) {
   const FloatVector size = hn::Abs(scaled);

@@ -5,11 +5,7 @@
 #include <utility>
 
 #include "compress/codecs.h"
-#include "compress/device/block_cuda.h"
-#include "compress/device/dense_cuda.h"
-#include "compress/device/one_bit_cuda.h"
-#include "compress/device/top_k_cuda.h"
-#include "compress/device/two_bit_cuda.h"
+#include "compress/device/cuda_twins.h"
 
 namespace gradwire::compress {
 namespace {

@@ -10,7 +10,6 @@
 #include <utility>
 
 #include "compress/dense/dense_scalar.h"
-#include "compress/device/device_checks.h"
 #include "compress/device/device_codec.h"
 #include "compress/device/device_loader.h"
 #include "compress/device/four_elements.h"

@@ -4,7 +4,6 @@
 #include <stdexcept>
 #include <string>
 
-#include "compress/device/device_checks.h"
 #include "compress/payload/payloads.h"
 
 namespace gradwire::compress {

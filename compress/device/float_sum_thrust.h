@@ -17,7 +17,6 @@
 
 #include "compress/dense/float_sum_codec.h"
 #include "compress/device/dense_thrust.h"
-#include "compress/device/device_checks.h"
 
 namespace gradwire::compress {
 

@@ -1,8 +1,8 @@
 #include <utility>
 
 #include "compress/device/cuda_backend.h"
+#include "compress/device/cuda_twins.h"
 #include "compress/device/two_bit_auto_thrust.h"
-#include "compress/device/two_bit_cuda.h"
 
 namespace gradwire::compress {
 

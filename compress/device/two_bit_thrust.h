@@ -1,5 +1,4 @@
-// The twin of TwoBitFixed on any Thrust backend, and the work items that threshold=auto shares: codes, bit
-// planes.
+// The twin of TwoBitFixed on any Thrust backend, and the codes that threshold=auto shares.
 //
 // Threading and lifetime: as DeviceCodec.
 #pragma once
@@ -9,6 +8,7 @@
 #include <memory>
 #include <utility>
 
+#include "compress/device/bit_planes_thrust.h"
 #include "compress/device/dense_thrust.h"
 #include "compress/two_bit/two_bit_scalar.h"
 
@@ -76,86 +76,12 @@ struct EncodeCodes {
   }
 };
 
-/// Writes one word of bit planes: bit item % bits of the counts of group item / bits.
-struct EncodePlanes {
-  CodeSumSource codes;
-  std::size_t bits;
-  std::size_t elements;
-  std::byte* out;
-
-  GRADWIRE_HOST_DEVICE void operator()(std::size_t item) const {
-    const std::size_t first = item / bits * two_bit::kPlaneGroup;
-    const std::size_t bit = item % bits;
-    const auto zero = static_cast<std::int32_t>(codes.payloads.ways);
-    std::uint64_t word = 0;
-    for (std::size_t e = 0; e < two_bit::kPlaneGroup && first + e < elements; ++e) {
-      const auto count = static_cast<std::uint32_t>(codes.count_at(first + e) + zero);
-      word |= std::uint64_t{count >> bit & 1} << e;
-    }
-    store_aligned(word, out + item * sizeof word);
-  }
-};
-
-/// Reads an item back from bit planes, absent elements of the last group included, and reports impossible
-/// counts.
-struct DecodePlanes {
-  const std::byte* planes;
-  std::size_t ways;
-  std::size_t bits;
-  Levels levels;
-  float factor;
-  std::size_t elements;
-  float* out;
-  DeviceReport* report;
-  bool whole = moves_whole(out);
-
-  GRADWIRE_HOST_DEVICE void operator()(std::size_t item) const {
-    const std::size_t first = item * kItemElements;
-    const std::byte* const group = planes + first / two_bit::kPlaneGroup * bits * sizeof(std::uint64_t);
-    std::uint32_t counts[kItemElements] = {};
-    for (std::size_t bit = 0; bit < bits; ++bit) {
-      const auto word = load_aligned<std::uint64_t>(group + bit * sizeof(std::uint64_t));
-      const auto four = static_cast<std::uint32_t>(word >> (first % two_bit::kPlaneGroup));
-      for (std::size_t j = 0; j < kItemElements; ++j) counts[j] |= (four >> j & 1) << bit;
-    }
-    for (const std::uint32_t count : counts) {
-      // Reported, since a kernel cannot throw: check_report() on the host refuses the reply later.
-      if (count > 2 * ways) report_value(report->bad_count, count);
-    }
-    // After the check: bits of absent elements are part of the format, too.
-    if (first >= elements) return;
-    const float level = levels.at_element(first);
-    Four values;
-    for (std::size_t j = 0; j < kItemElements; ++j) {
-      const auto sum = static_cast<std::int32_t>(counts[j]) - static_cast<std::int32_t>(ways);
-      // In this order, as the CPU decodes first and multiplies by the factor of a mean after that.
-      values.x[j] = static_cast<float>(sum) * level * factor;
-    }
-    store_four(values, item_elements(elements, first), whole, out + first);
-  }
-};
-
 template <typename Backend, typename Source>
 void encode_codes(Backend& backend, const Source& source, const Scales& scales, two_bit::NonFinite rule,
                   std::span<float> residual, std::size_t elements, std::byte* out, DeviceReport* report) {
   // An item is one byte of codes: four elements, never of two units.
   backend.each(two_bit::packed_bytes(elements),
                EncodeCodes<Source>{source, scales, rule, Residual(residual), elements, out, report});
-}
-
-template <typename Backend>
-void encode_planes(Backend& backend, const CodeSumSource& codes, std::size_t elements, std::byte* out) {
-  const std::size_t words = two_bit::plane_bytes(elements, codes.payloads.ways) / sizeof(std::uint64_t);
-  backend.each(words, EncodePlanes{codes, two_bit::count_bits(codes.payloads.ways), elements, out});
-}
-
-template <typename Backend>
-void decode_planes(Backend& backend, const std::byte* planes, std::size_t ways, const Levels& levels,
-                   float factor, std::span<float> out, DeviceReport* report) {
-  const std::size_t groups = (out.size() + two_bit::kPlaneGroup - 1) / two_bit::kPlaneGroup;
-  backend.each(
-      groups * (two_bit::kPlaneGroup / kItemElements),
-      DecodePlanes{planes, ways, two_bit::count_bits(ways), levels, factor, out.size(), out.data(), report});
 }
 
 template <typename Backend>

@@ -126,10 +126,7 @@ bool EncodeRun(const float* HWY_RESTRICT grad, float* HWY_RESTRICT residual, std
         hn::StoreU(hn::IfThenElse(finite, hn::Sub(x, value), kept), d, residual + i + e);
       }
     }
-    two_bit::HWY_NAMESPACE::StoreCodes(static_cast<std::uint32_t>(all_sent),
-                                       static_cast<std::uint32_t>(all_positive), codes + i / 4);
-    two_bit::HWY_NAMESPACE::StoreCodes(static_cast<std::uint32_t>(all_sent >> 32),
-                                       static_cast<std::uint32_t>(all_positive >> 32), codes + i / 4 + 8);
+    two_bit::HWY_NAMESPACE::StoreCodes(all_sent, all_positive, codes + i / 4);
   }
   const bool tail = encode_scalar(grad + i, kResidual ? residual + i : nullptr, elements - i, scale, dither,
                                   first + i, codes + i / 4);

@@ -5,7 +5,7 @@
 
 #include "compress/payload/parameters.h"
 #include "compress/payload/payloads.h"
-#include "compress/two_bit/two_bit_scalar.h"
+#include "compress/two_bit/two_bit_sums_scalar.h"
 
 namespace gradwire::compress::two_bit {
 namespace {

@@ -51,6 +51,12 @@ HWY_INLINE void StoreCodes(std::uint32_t sent, std::uint32_t positive, std::byte
   store(codes, out);
 }
 
+/// Packs 64 elements.
+HWY_INLINE void StoreCodes(std::uint64_t sent, std::uint64_t positive, std::byte* out) {
+  StoreCodes(static_cast<std::uint32_t>(sent), static_cast<std::uint32_t>(positive), out);
+  StoreCodes(static_cast<std::uint32_t>(sent >> 32), static_cast<std::uint32_t>(positive >> 32), out + 8);
+}
+
 #endif
 
 }  // namespace gradwire::compress::two_bit::HWY_NAMESPACE

@@ -161,9 +161,7 @@ HWY_INLINE bool EncodeBlock(const float* HWY_RESTRICT grad, float* HWY_RESTRICT 
         lanes.Add(v, magnitude, hn::IfThenElseZero(either, magnitude));
       }
     }
-    StoreCodes(static_cast<std::uint32_t>(sent), static_cast<std::uint32_t>(positive), out + i / 4);
-    StoreCodes(static_cast<std::uint32_t>(sent >> 32), static_cast<std::uint32_t>(positive >> 32),
-               out + i / 4 + 8);
+    StoreCodes(sent, positive, out + i / 4);
     if constexpr (kSums) selected_count += static_cast<std::uint32_t>(std::popcount(sent));
   }
   if (i < elements) {
@@ -220,9 +218,7 @@ bool EncodeBf16(const float* HWY_RESTRICT grad, std::byte* HWY_RESTRICT narrow, 
       const FloatVector value = hn::IfThenElse(up, level, hn::IfThenElseZero(down, negative_level));
       residual.Store(hn::Sub(x[v], value), i + v * kLanes);
     }
-    StoreCodes(static_cast<std::uint32_t>(sent), static_cast<std::uint32_t>(positive), out + i / 4);
-    StoreCodes(static_cast<std::uint32_t>(sent >> 32), static_cast<std::uint32_t>(positive >> 32),
-               out + i / 4 + 8);
+    StoreCodes(sent, positive, out + i / 4);
   }
   return encode_bf16_scalar(grad + i, residual.from(i).at, elements - i, quantiser, out + i / 4) || nonfinite;
 }

@@ -1,4 +1,4 @@
-// SIMD forms of two_bit_scalar.h: the same bytes on every target.
+// SIMD forms of two_bit_scalar.h and two_bit_sums_scalar.h: the same bytes on every target.
 //
 // Threading: all functions are pure; they touch only the memory handed to them and allocate nothing.
 #pragma once
@@ -7,6 +7,7 @@
 #include <cstdint>
 
 #include "compress/two_bit/two_bit_scalar.h"
+#include "compress/two_bit/two_bit_sums_scalar.h"
 
 namespace gradwire::compress::two_bit {
 

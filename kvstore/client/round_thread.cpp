@@ -7,8 +7,8 @@
 #include <utility>
 
 #include "kvstore/client/standstill.h"
-#include "kvstore/wire/answer.h"
 #include "kvstore/wire/protocol.h"
+#include "kvstore/wire/subject.h"
 #include "transport/thread_name.h"
 
 namespace gradwire::kvstore {
@@ -200,7 +200,7 @@ void RoundThread::on_frames(Node from, std::vector<Frame> frames) {
 
 void RoundThread::handle(Node from, Frame frame) {
   if (from.role != Role::kServer) return;
-  switch (subject_of(frame.header)) {
+  switch (subject_of_answer(frame.header)) {
     case Subject::kTensor:
       return dense_.handle(from, std::move(frame));
     case Subject::kRows:

@@ -34,10 +34,6 @@ BlobStore::BlobStore(std::uint32_t workers, std::size_t most_per_worker)
       held_(workers),
       waiting_count_(workers) {}
 
-bool BlobStore::takes(Kind kind) {
-  return kind == Kind::kPost || kind == Kind::kFetch || kind == Kind::kReceipt;
-}
-
 void BlobStore::handle(std::uint32_t worker, Frame frame, std::vector<Answer>& answers) {
   if (!frame.payload.is_intact()) return;  // as if it were lost: it will come again
   const FrameHeader header = frame.header;

@@ -30,9 +30,6 @@ class BlobStore {
 
   explicit BlobStore(std::uint32_t workers, std::size_t most_per_worker = kMostPerWorker);
 
-  /// Whether a frame is for a BlobStore.
-  static bool takes(transport::Kind kind);
-
   /// Takes one frame from a worker and appends the answers and their receivers. Never throws for what a peer
   /// sent: bad requests are answered with kError and change nothing.
   void handle(std::uint32_t worker, transport::Frame frame, std::vector<Answer>& answers);

@@ -41,11 +41,6 @@ RowAggregator::RowAggregator(std::uint32_t workers, Sealing sealing)
     : workers_(workers), sealing_(sealing), async_workers_(workers) {}
 RowAggregator::~RowAggregator() = default;
 
-bool RowAggregator::takes(Kind kind) {
-  return kind == Kind::kRowInit || kind == Kind::kRowPush || kind == Kind::kRowPull ||
-         kind == Kind::kRowReadState || kind == Kind::kRowWriteState;
-}
-
 void RowAggregator::handle(std::uint32_t worker, Frame frame, std::vector<Answer>& answers) {
   const FrameHeader header = frame.header;
   try {

@@ -43,9 +43,6 @@ class RowAggregator {
   explicit RowAggregator(std::uint32_t workers, Sealing sealing = Sealing::kLossy);
   ~RowAggregator();
 
-  /// Whether a frame is for a RowAggregator.
-  static bool takes(transport::Kind kind);
-
   /// Takes one frame from a worker and appends the answers and their receivers. Never throws for what a peer
   /// sent: bad requests are answered with kError and change nothing.
   void handle(std::uint32_t worker, transport::Frame frame, std::vector<Answer>& answers);

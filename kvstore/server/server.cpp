@@ -10,9 +10,9 @@
 #include <thread>
 #include <utility>
 
-#include "kvstore/rows/row_aggregator.h"
 #include "kvstore/server/server_shard.h"
 #include "kvstore/trace/clock_probe.h"
+#include "kvstore/wire/subject.h"
 #include "transport/mirrors.h"
 
 namespace gradwire::kvstore {
@@ -27,7 +27,8 @@ namespace {
 constexpr std::chrono::seconds kLeaveTimeout{2};
 
 std::size_t shard_index(const transport::FrameHeader& header, std::size_t shards) {
-  const std::uint64_t offset = RowAggregator::takes(header.kind) ? 0 : header.offset;  // there, a number
+  // Of rows it numbers the parts of a request: a table's state lives in one shard.
+  const std::uint64_t offset = subject_of_request(header.kind) == Subject::kRows ? 0 : header.offset;
   std::uint64_t hash = header.key * 0x9E3779B97F4A7C15U ^ offset * 0xC2B2AE3D27D4EB4FU;
   hash ^= hash >> 32;
   return hash % shards;
@@ -200,7 +201,7 @@ void Server::hand_out(Shards& shards, std::uint32_t worker, std::vector<Frame> f
   if (shards.size() == 1) return shards[0]->post(worker, std::move(frames));
   std::vector<std::vector<Frame>> by_shard(shards.size());
   for (Frame& frame : frames) {
-    if (frame.header.kind == Kind::kCommand) {  // concerns every shard
+    if (subject_of_request(frame.header.kind) == Subject::kCommand) {  // concerns every shard
       for (auto& batch : by_shard) batch.push_back({frame.header, frame.payload.share()});
       continue;
     }

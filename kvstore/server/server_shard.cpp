@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "kvstore/wire/answer.h"
+#include "kvstore/wire/subject.h"
 #include "transport/thread_name.h"
 
 namespace gradwire::kvstore {
@@ -203,10 +204,16 @@ void ServerShard::take_mirrored(std::vector<Frame> frames) {
 }
 
 void ServerShard::handle(std::uint32_t worker, Frame frame) {
-  if (BlobStore::takes(frame.header.kind)) return blobs_.handle(worker, std::move(frame), answers_);
-  if (RowAggregator::takes(frame.header.kind)) return rows_.handle(worker, std::move(frame), answers_);
-  if (frame.header.kind == Kind::kCommand) return carry_out(worker, std::move(frame));
-  aggregator_.handle(worker, std::move(frame), answers_);
+  switch (subject_of_request(frame.header.kind)) {
+    case Subject::kTensor:
+      return aggregator_.handle(worker, std::move(frame), answers_);
+    case Subject::kRows:
+      return rows_.handle(worker, std::move(frame), answers_);
+    case Subject::kLetter:
+      return blobs_.handle(worker, std::move(frame), answers_);
+    case Subject::kCommand:
+      return carry_out(worker, std::move(frame));
+  }
 }
 
 /// What arrives damaged counts as lost. A mirror carries out the same ones: it takes the same frames.

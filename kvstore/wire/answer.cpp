@@ -48,26 +48,4 @@ std::vector<std::uint32_t> awaited_in(const Frame& held) {
   return ranks;
 }
 
-Subject subject_of(const FrameHeader& answer) {
-  switch (answer.kind) {
-    case Kind::kLetter:
-    case Kind::kDelivered:
-      return Subject::kLetter;
-    case Kind::kRowAck:
-    case Kind::kRowReply:
-    case Kind::kRowHeld:
-    case Kind::kRowMissing:
-    case Kind::kRowState:
-      return Subject::kRows;
-    case Kind::kError:
-      if (answer.content == static_cast<std::uint8_t>(Refusal::kLetter)) return Subject::kLetter;
-      if (answer.content == static_cast<std::uint8_t>(Refusal::kRows)) return Subject::kRows;
-      [[fallthrough]];
-    case Kind::kAck:
-      return answer.count == 0 ? Subject::kCommand : Subject::kTensor;  // a command has no elements
-    default:
-      return Subject::kTensor;
-  }
-}
-
 }  // namespace gradwire::kvstore

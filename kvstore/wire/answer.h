@@ -44,8 +44,4 @@ transport::Frame held(const transport::FrameHeader& request, std::span<const std
 /// The workers that an answer of held() names.
 std::vector<std::uint32_t> awaited_in(const transport::Frame& held);
 
-/// What the request was about that a worker has an answer to.
-enum class Subject : std::uint8_t { kTensor, kRows, kLetter, kCommand };
-Subject subject_of(const transport::FrameHeader& answer);
-
 }  // namespace gradwire::kvstore

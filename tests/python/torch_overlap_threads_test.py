@@ -127,7 +127,7 @@ def test_a_process_that_is_forked_while_another_thread_takes_sums_in_does_not_ha
     held, release_it = threading.Event(), threading.Event()
 
     def hold() -> None:
-        with optimizer._reducer._lock:
+        with optimizer._reducer.overlap._lock:
             held.set()
             release_it.wait()
 

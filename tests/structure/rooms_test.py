@@ -66,8 +66,8 @@ def test_no_room_is_large() -> None:
     assert not {room: size for room, size in sizes.items() if size > MOST_FILES}
 
 
-# One mutex and one I/O thread, and the state of the one thread of a scheduler: parts would share all of it.
-LARGE_CLASSES = {"MpiEndpoint", "Scheduler"}
+# One mutex and one I/O thread: parts would share all of it.
+LARGE_CLASSES = {"MpiEndpoint"}
 
 
 def test_no_class_and_no_header_of_the_store_is_large() -> None:

@@ -1,6 +1,7 @@
 // The scheduler of a job over ZeroMQ: rendezvous, liveness, exchanges, goodbyes. One thread owns its sockets.
 #include <algorithm>
-#include <random>
+#include <memory>
+#include <utility>
 
 #include "transport/address.h"
 #include "transport/nodes.h"
@@ -20,17 +21,6 @@ constexpr milliseconds kLastAnswers{100};
 
 }  // namespace
 
-std::uint64_t random_epoch() {
-  std::random_device random;
-  return std::uint64_t{random()} << 32 | random() | 1;
-}
-
-Buffer to_buffer(std::string text) {
-  auto owner = std::make_shared<std::string>(std::move(text));  // owners: the Buffer and its shares
-  const auto bytes = std::as_writable_bytes(std::span(*owner));
-  return Buffer(std::move(owner), bytes);
-}
-
 Scheduler::State::State(const ZmqOptions& options_)
     : options(options_),
       router(context, ZMQ_ROUTER, options_.max_frame_bytes),
@@ -39,7 +29,12 @@ Scheduler::State::State(const ZmqOptions& options_)
                  options_.on_failure),
       liveness(options_.liveness_timeout),
       exchanges(std::make_unique<ExchangeCoordinator>(options_.workers)),
-      refusals(options_.log) {
+      refusals(options_.log),
+      sender([this](const std::string& peer, Frame frame) {
+        std::vector<Frame> frames;
+        frames.push_back(std::move(frame));
+        router.send_to(peer, pack(std::move(frames)));
+      }) {
   require_scheduler_options(options);
   const std::size_t servers = options.servers == 0 ? options.workers : options.servers;
   require_descriptors(options.workers + servers, "scheduler: " + std::to_string(options.workers) +
@@ -57,28 +52,9 @@ Scheduler::State::State(const ZmqOptions& options_)
 }
 
 Scheduler::State::~State() {
-  {
-    const std::lock_guard lock(mutex);
-    stopping = true;
-  }
-  wakeup.ring();
+  end.ask_to_stop();
   thread.join();
   router.set_linger(phase == Phase::kFailed ? kLastWords : kLastAnswers);
-}
-
-bool Scheduler::State::wait_for(milliseconds timeout) {
-  std::unique_lock lock(mutex);
-  if (!changed.wait_for(lock, timeout, [this] { return finished; })) return false;
-  if (outcome_) std::rethrow_exception(outcome_);
-  return true;
-}
-
-void Scheduler::State::ask_to_fail(const std::string& text) {
-  {
-    const std::lock_guard lock(mutex);
-    if (!fail_request) fail_request = text;
-  }
-  wakeup.ring();
 }
 
 void Scheduler::State::run() {
@@ -96,16 +72,19 @@ void Scheduler::State::loop() {
   if (authenticator) sockets.push_back(authenticator->get());
   for (;;) {
     const auto until_beat = std::chrono::ceil<milliseconds>(next_beat - Clock::now());
-    poll(sockets, wakeup, until_beat);
-    wakeup.clear();
+    poll(sockets, end.wakeup(), until_beat);
+    end.wakeup().clear();
     if (authenticator) authenticator->answer();
     take_messages();
-    take_requests();
+    const JobEnd::Asked asked = end.take_asked();
+    // The request comes first: what somebody asked to fail for is the better reason than the closing behind
+    // it.
+    if (asked.failure) fail(*asked.failure, FailureCause::kFault);
+    if (asked.stop) fail("the scheduler was closed before the job was over", FailureCause::kFault);
     const Clock::time_point now = Clock::now();
     take_connection_events(now);
     tick(now);
-    const std::lock_guard lock(mutex);
-    if (stopping) return;
+    if (asked.stop) return;
   }
 }
 
@@ -136,19 +115,6 @@ void Scheduler::State::take_ended(int fd, Clock::time_point now) {
   for (const std::string& id : arrivals) forget_arrival(id, "closed its connection");
 }
 
-void Scheduler::State::take_requests() {
-  std::optional<std::string> request;
-  bool ending = false;
-  {
-    const std::lock_guard lock(mutex);
-    request.swap(fail_request);
-    ending = stopping;
-  }
-  // The request comes first: what somebody asked to fail for is the better reason than the closing behind it.
-  if (request) fail(*request, FailureCause::kFault);
-  if (ending) fail("the scheduler was closed before the job was over", FailureCause::kFault);
-}
-
 void Scheduler::State::take_messages() {
   constexpr int kBatch = 1024;  // so that beats go out even in a flood
   Packet packet;
@@ -171,7 +137,8 @@ void Scheduler::State::tick(Clock::time_point now) {
   if (phase == Phase::kRunning && !workers_left_at) tick_running(now);
   // The work is done. Servers that do not say goodbye are not worth failing a job for that has its result.
   if (phase == Phase::kRunning && workers_left_at) {
-    if (all_left(Role::kServer) || now - *workers_left_at >= kFarewell) finish(Phase::kOver, nullptr);
+    if (have_all_left(peers, Role::kServer) || now - *workers_left_at >= kFarewell)
+      finish(Phase::kOver, nullptr);
   }
   if (phase != Phase::kFailed && phase != Phase::kOver) beat();
 }
@@ -200,6 +167,22 @@ void Scheduler::State::forget_arrival(const std::string& peer, const std::string
   peers.erase(peer);
 }
 
+// Should the lost server live after all, it is told to end.
+bool Scheduler::State::replace(const std::string& id, const std::string& why) {
+  Peer& lost = peers.at(id);
+  if (!mirrors || lost.node.role != Role::kServer) return false;
+  const auto mirror = mirrors->lose(lost.node.rank);
+  if (!mirror) return false;
+  lost.farewell = lost.name + " " + why + "; the job goes on with its mirror in its place";
+  sender.send_failure(id, FailureCause::kFault, lost.farewell);
+  liveness.forget(id);
+  lost.left = true;
+  sender.announce(peers, Kind::kDeparture, mirrors->deaths(), to_text(Departure{lost.node.rank, *mirror}));
+  log(lost.name + " " + why + "; its mirror, " + to_string(Node{Role::kServer, *mirror}) +
+      ", serves in its place, and the job goes on");
+  return true;
+}
+
 // Everybody is here: ranks are final.
 void Scheduler::State::begin() {
   const auto members = rendezvous.members();
@@ -212,8 +195,9 @@ void Scheduler::State::begin() {
 void Scheduler::State::call(std::span<const Rendezvous::Member> members, std::uint32_t workers,
                             std::uint32_t servers) {
   phase = Phase::kRunning;
+  sender.begin_generation();
   roster = {0,
-            epoch,
+            sender.epoch(),
             workers,
             servers,
             std::vector<std::string>(servers),
@@ -221,7 +205,6 @@ void Scheduler::State::call(std::span<const Rendezvous::Member> members, std::ui
             options.replicas,
             generation};
   if (options.replicas > 0) mirrors.emplace(servers, options.replicas);
-  news.clear();  // of the generation before: its members hear of that end by the change of membership
   for (const Rendezvous::Member& member : members) {
     if (member.node == Node{Role::kWorker, 0}) settings = member.hello.settings;
     Peer& peer = peers.at(member.peer);
@@ -263,7 +246,7 @@ void Scheduler::State::handle(const std::string& peer, const Caller& caller, con
   if (from.standing == Standing::kWaiting) return on_waiting(peer, caller, frame);
   // Before the roster no node has a rank or an epoch to send. After it, others' are a bug or a forgery.
   const bool knows_its_rank = phase != Phase::kRendezvous && frame.header.sender.rank != kNoRank;
-  if (knows_its_rank && (frame.header.sender != from.node || frame.header.epoch != epoch)) {
+  if (knows_its_rank && (frame.header.sender != from.node || frame.header.epoch != sender.epoch())) {
     refuse(peer, caller,
            "sender is " + to_string(frame.header.sender) + " in epoch " + std::to_string(frame.header.epoch) +
                ", expected " + to_string(from.node) + " in this job's epoch");
@@ -305,10 +288,8 @@ void Scheduler::State::on_hello(const std::string& peer, const Caller& caller, c
   }
   if (const auto why = rendezvous.take(peer, hello)) return refuse(peer, caller, *why);
   const Node wanted{hello.role, hello.rank.value_or(kNoRank)};
-  const std::string role = hello.role == Role::kServer ? "a server" : "a worker";
   Peer& known = peers[peer];
-  known.name = hello.rank ? describe(wanted, hello)
-                          : role + " (" + hello.host + ", pid " + std::to_string(hello.pid) + ")";
+  known.name = hello.rank ? describe(wanted, hello) : arrival_name(hello);
   known.node.role = hello.role;
   if (hello.role == Role::kWorker && !first_worker_at) first_worker_at = Clock::now();
   known.dedicated = hello.role == Role::kServer && hello.pair.empty();
@@ -344,7 +325,10 @@ void Scheduler::State::on_wait(const Peer& from, const Frame& frame) {
   if (phase != Phase::kRunning || from.node.role != Role::kWorker || from.left) return;
   // Only a report that changes the picture can complete a deadlock.
   if (!waits.take(from.node.rank, parse_wait_report(payload_text(frame)))) return;
-  for (const auto& [rank, rounds] : waits.take_questions()) send_question(rank, rounds);
+  for (const auto& [rank, rounds] : waits.take_questions()) {
+    if (const std::string worker = worker_of(peers, rank); !worker.empty())
+      sender.send(worker, Kind::kWait, 0, 0, to_buffer(wait_question(rounds)));
+  }
   const Deadlock found = waits.deadlock(exchanges->exchanges());
   if (found.workers.empty()) return;
   // Where a veteran is part of it, the newcomers are who does not fit: they leave, and the others go on.
@@ -353,42 +337,29 @@ void Scheduler::State::on_wait(const Peer& from, const Frame& frame) {
   on_mismatch(odd.empty() ? found.workers : odd, found.text);
 }
 
-void Scheduler::State::send_question(std::uint32_t rank, const std::set<std::string>& rounds) {
-  for (const auto& [id, peer] : peers) {
-    if (peer.counts() && peer.node == Node{Role::kWorker, rank})
-      send(id, header_of(Kind::kWait), to_buffer(wait_question(rounds)));
-  }
-}
-
 // Who was let in while the job ran, and makes other calls than the others, leaves alone.
 void Scheduler::State::on_mismatch(const std::vector<std::uint32_t>& ranks, const std::string& why) {
   std::set<std::string> newcomers;
   for (const std::uint32_t rank : ranks) {
     if (rank < veterans) return fail(why, FailureCause::kCalls);
-    for (const auto& [id, peer] : peers) {
-      if (peer.counts() && peer.node == Node{Role::kWorker, rank}) newcomers.insert(peer.hello.member);
-    }
+    if (const std::string worker = worker_of(peers, rank); !worker.empty())
+      newcomers.insert(peers.at(worker).hello.member);
   }
   if (newcomers.empty()) return fail(why, FailureCause::kCalls);
   dismiss(newcomers, why);
 }
 
 void Scheduler::State::answer(ExchangeReply reply) {
-  FrameHeader header = header_of(Kind::kExchangeResult);
-  header.key = reply.sequence;
-  header.step = static_cast<std::uint64_t>(reply.answer);
   const Buffer payload = to_buffer(std::move(reply.payload));
-  for (const auto& [id, peer] : peers) {
-    const bool waits = peer.counts() && peer.node.role == Role::kWorker &&
-                       std::ranges::find(reply.workers, peer.node.rank) != reply.workers.end();
-    if (waits) send(id, header, payload.share());
+  for (const std::uint32_t rank : reply.workers) {
+    if (const std::string worker = worker_of(peers, rank); !worker.empty())
+      sender.send(worker, Kind::kExchangeResult, reply.sequence, static_cast<std::uint64_t>(reply.answer),
+                  payload.share());
   }
 }
 
 void Scheduler::State::on_goodbye(const std::string& peer, Peer& from, const Frame& frame) {
-  FrameHeader acknowledgement = header_of(Kind::kGoodbye);
-  acknowledgement.key = static_cast<std::uint64_t>(GoodbyeStage::kAcknowledged);
-  send(peer, acknowledgement);
+  sender.acknowledge_goodbye(peer);
   if (from.left) return;  // repeated: its acknowledgement was lost
   if (phase == Phase::kRendezvous) return forget_arrival(peer, "left");
   take_leave(peer, from, parse_error(payload_text(frame)));
@@ -400,71 +371,29 @@ void Scheduler::State::take_leave(const std::string& peer, Peer& from, const std
   from.left = true;
   if (phase != Phase::kRunning) return;
   // Servers that nobody used hear it too: from the last one on, they need no scheduler.
-  tell(Kind::kGoodbye, static_cast<std::uint64_t>(GoodbyeStage::kLeaving),
-       goodbye_text(from.node) + error_text(error));
+  sender.announce(peers, Kind::kGoodbye, static_cast<std::uint64_t>(GoodbyeStage::kLeaving),
+                  goodbye_text(from.node) + error_text(error));
   if (from.node.role == Role::kWorker) {
     waits.forget(from.node.rank);
     // Who waits for it in an exchange would wait for ever.
     for (ExchangeReply& reply : exchanges->leave(from.node.rank, error)) answer(std::move(reply));
   }
-  if (!workers_left_at && all_left(Role::kWorker)) workers_left_at = Clock::now();
-  if (workers_left_at && all_left(Role::kServer)) finish(Phase::kOver, nullptr);
-}
-
-void Scheduler::State::tell(Kind kind, std::uint64_t key, std::string text) {
-  news.push_back({kind, key, to_buffer(std::move(text))});
-  for (const auto& [id, peer] : peers) {
-    if (peer.hears_news()) send_news(id, news.size() - 1);
-  }
-}
-
-void Scheduler::State::send_news(const std::string& peer, std::size_t heard) {
-  for (std::size_t i = heard; i < news.size(); ++i) {
-    FrameHeader header = header_of(news[i].kind);
-    header.key = news[i].key;
-    header.step = i + 1;  // heartbeats say how many a node has heard, so that a lost one is said again
-    send(peer, header, news[i].text.share());
-  }
+  if (!workers_left_at && have_all_left(peers, Role::kWorker)) workers_left_at = Clock::now();
+  if (workers_left_at && have_all_left(peers, Role::kServer)) finish(Phase::kOver, nullptr);
 }
 
 // Says again what was said while its connection was down, and is lost.
 void Scheduler::State::on_heartbeat(const std::string& peer, const Peer& from, const Frame& frame) {
-  if (!from.farewell.empty()) return send_farewell(peer);
-  if (phase == Phase::kFailed) return send_failure(peer);
+  if (!from.farewell.empty()) return sender.send_failure(peer, FailureCause::kFault, from.farewell);
+  if (phase == Phase::kFailed) return sender.send_failure(peer, failure_cause, failure);
   if (from.standing == Standing::kFormer) return send_change(peer);
-  if (from.hears_news()) send_news(peer, frame.header.key);
-}
-
-void Scheduler::State::send_failure(const std::string& peer) {
-  FrameHeader header = header_of(Kind::kFailure);
-  header.key = static_cast<std::uint64_t>(failure_cause);
-  send(peer, header, to_buffer(failure));
-}
-
-void Scheduler::State::send_farewell(const std::string& peer) {
-  FrameHeader header = header_of(Kind::kFailure);
-  header.key = static_cast<std::uint64_t>(FailureCause::kFault);
-  send(peer, header, to_buffer(peers.at(peer).farewell));
-}
-
-FrameHeader Scheduler::State::header_of(Kind kind) const {
-  FrameHeader header;
-  header.kind = kind;
-  header.sender = {Role::kScheduler, 0};
-  header.epoch = phase == Phase::kRendezvous ? 0 : epoch;  // nodes take the epoch from the roster
-  return header;
-}
-
-void Scheduler::State::send(const std::string& peer, const FrameHeader& header, Buffer payload) {
-  std::vector<Frame> frames;
-  frames.push_back({header, std::move(payload)});
-  router.send_to(peer, pack(std::move(frames)));  // a peer that has gone is liveness's to name
+  if (from.hears_news()) sender.send_notices(peer, frame.header.key);
 }
 
 void Scheduler::State::send_roster(const std::string& peer) {
   Roster own = roster;
   own.rank = peers.at(peer).node.rank;
-  send(peer, header_of(Kind::kRoster), to_buffer(to_text(own)));
+  sender.send(peer, Kind::kRoster, 0, 0, to_buffer(to_text(own)));
 }
 
 void Scheduler::State::refuse(const std::string& peer, const Caller& caller, const std::string& why) {
@@ -473,7 +402,7 @@ void Scheduler::State::refuse(const std::string& peer, const Caller& caller, con
   // Members hear every refusal. Others get one answer a connection, or their unread answers would fill
   // memory.
   const bool is_member = known != peers.end() && known->second.standing != Standing::kWaiting;
-  if (is_member || may_be_answered(caller)) send(peer, header_of(Kind::kReject), to_buffer(why));
+  if (is_member || may_be_answered(caller)) sender.send(peer, Kind::kReject, 0, 0, to_buffer(why));
 }
 
 bool Scheduler::State::may_be_answered(const Caller& stranger) {
@@ -483,16 +412,7 @@ bool Scheduler::State::may_be_answered(const Caller& stranger) {
 
 void Scheduler::State::turn_away(const std::string& peer, const Caller& caller, FailureCause cause,
                                  const std::string& why) {
-  FrameHeader header = header_of(Kind::kFailure);
-  header.key = static_cast<std::uint64_t>(cause);
-  if (may_be_answered(caller)) send(peer, header, to_buffer(why));
-}
-
-bool Scheduler::State::all_left(Role role) const {
-  return std::ranges::all_of(peers, [&](const auto& entry) {
-    const Peer& peer = entry.second;
-    return peer.node.role != role || !peer.counts();
-  });
+  if (may_be_answered(caller)) sender.send_failure(peer, cause, why);
 }
 
 void Scheduler::State::fail(const std::string& text, FailureCause cause) {
@@ -500,22 +420,16 @@ void Scheduler::State::fail(const std::string& text, FailureCause cause) {
   failure = text;
   failure_cause = cause;
   for (const auto& [id, peer] : peers) {
-    if (!peer.left) send_failure(id);
+    if (!peer.left) sender.send_failure(id, failure_cause, failure);
   }
   finish(Phase::kFailed, cause == FailureCause::kDeadline ? std::make_exception_ptr(TimeoutError(text))
                                                           : std::make_exception_ptr(TransportError(text)));
 }
 
-void Scheduler::State::finish(Phase last, std::exception_ptr outcome) {
+void Scheduler::State::finish(Phase last, std::exception_ptr error) {
   phase = last;
   if (last == Phase::kOver) dismiss_waiting();
-  {
-    const std::lock_guard lock(mutex);
-    if (finished) return;
-    finished = true;
-    outcome_ = std::move(outcome);
-  }
-  changed.notify_all();
+  end.set(std::move(error));
 }
 
 Scheduler::Scheduler(const ZmqOptions& options) : state_(std::make_unique<State>(options)) {}
@@ -539,11 +453,11 @@ ZmqOptions Scheduler::beside(ZmqOptions node) const {
   return node;
 }
 
-bool Scheduler::wait_for(milliseconds timeout) { return state_->wait_for(timeout); }
+bool Scheduler::wait_for(milliseconds timeout) { return state_->end.wait_for(timeout); }
 void Scheduler::wait() {
   while (!wait_for(std::chrono::hours(1))) {
   }
 }
-void Scheduler::fail(const std::string& text) { state_->ask_to_fail(text); }
+void Scheduler::fail(const std::string& text) { state_->end.ask_to_fail(text); }
 
 }  // namespace gradwire::transport

@@ -24,8 +24,7 @@ void Scheduler::State::on_later_hello(const std::string& peer, const Caller& cal
   known.standing = Standing::kWaiting;
   known.node = {hello.role, kNoRank};
   known.hello = hello;
-  known.name = std::string(hello.role == Role::kServer ? "a server" : "a worker") + " (" + hello.host +
-               ", pid " + std::to_string(hello.pid) + ")";
+  known.name = arrival_name(hello);
   liveness.heard(peer, Clock::now());
   if (is_new && phase == Phase::kRunning) log(known.name + " waits to be taken in");
   if (phase == Phase::kRegroup) tick_regroup(Clock::now());
@@ -43,17 +42,13 @@ void Scheduler::State::on_former(const std::string& peer, const Frame& frame) {
   // A hosted server's goodbye is its worker's affair, who says its own.
   const bool is_hosted = from.node.role == Role::kServer && !from.hello.pair.empty();
   if (phase == Phase::kRegroup && !is_hosted) next->drop(from.hello.member);  // it left before it heard
-  FrameHeader acknowledgement = header_of(Kind::kGoodbye);
-  acknowledgement.key = static_cast<std::uint64_t>(GoodbyeStage::kAcknowledged);
-  send(peer, acknowledgement);
+  sender.acknowledge_goodbye(peer);
 }
 
 void Scheduler::State::on_waiting(const std::string& peer, const Caller& caller, const Frame& frame) {
   if (frame.header.kind != Kind::kGoodbye)
     return refuse(peer, caller, "rendezvous: who waits to be taken in says hello, and no more");
-  FrameHeader acknowledgement = header_of(Kind::kGoodbye);
-  acknowledgement.key = static_cast<std::uint64_t>(GoodbyeStage::kAcknowledged);
-  send(peer, acknowledgement);
+  sender.acknowledge_goodbye(peer);
   forget_waiting(peer, "left");
 }
 
@@ -106,22 +101,12 @@ void Scheduler::State::tick_running(Clock::time_point now) {
 
 void Scheduler::State::go_on_without(const std::set<std::string>& members, const std::string& why) {
   // Nobody is left who would need another generation: the work of the others is done.
-  if (!have_all_come_to_the_end_but(members)) return regroup(why, members);
+  if (!have_all_workers_left_but(peers, members)) return regroup(why, members);
   log(why + "; all others have come to the end of the job");
   for (auto& [id, peer] : peers) {
     const bool goes = peer.counts() && members.contains(peer.hello.member);
     if (goes) take_leave(id, peer);
   }
-}
-
-bool Scheduler::State::have_all_come_to_the_end_but(const std::set<std::string>& members) const {
-  bool has_anybody = false;
-  for (const auto& [id, peer] : peers) {
-    if (peer.standing != Standing::kMember || peer.node.role != Role::kWorker) continue;
-    if (!peer.left && !members.contains(peer.hello.member)) return false;
-    has_anybody = has_anybody || peer.left;
-  }
-  return has_anybody;
 }
 
 // Ends this generation, and calls those that live to the next.
@@ -149,9 +134,7 @@ void Scheduler::State::regroup(const std::string& why, const std::set<std::strin
 }
 
 void Scheduler::State::send_change(const std::string& peer) {
-  FrameHeader header = header_of(Kind::kFailure);
-  header.key = static_cast<std::uint64_t>(FailureCause::kMembership);
-  send(peer, header, to_buffer(change + "; the job goes on (on_failure=continue)"));
+  sender.send_failure(peer, FailureCause::kMembership, change + "; the job goes on (on_failure=continue)");
 }
 
 void Scheduler::State::dismiss(const std::set<std::string>& members, const std::string& why) {
@@ -159,7 +142,7 @@ void Scheduler::State::dismiss(const std::set<std::string>& members, const std::
   for (auto& [id, peer] : peers) {
     if (!peer.counts() || !members.contains(peer.hello.member)) continue;
     peer.farewell = why + "; the job, which had begun before it came, goes on without " + peer.name;
-    send_farewell(id);
+    sender.send_failure(id, FailureCause::kFault, peer.farewell);
     if (peer.node.role == Role::kWorker) names += (names.empty() ? "" : " and ") + peer.name;
   }
   go_on_without(members, names + " does not do what the others do (" + why + ")");
@@ -188,7 +171,6 @@ void Scheduler::State::begin_next() {
   const std::uint32_t servers = rendezvous.has_pairs() ? workers : rendezvous.servers();
   veterans = next->back();
   ++generation;
-  epoch = random_epoch();  // frames of the generation before, still on their way, are nobody's now
   exchanges = std::make_unique<ExchangeCoordinator>(workers);
   waits = {};
   call(members, workers, servers);
@@ -202,20 +184,17 @@ void Scheduler::State::begin_next() {
 void Scheduler::State::beat() {
   for (const auto& [id, peer] : peers) {
     if (peer.left) continue;
-    FrameHeader header = header_of(Kind::kHeartbeat);
-    if (next && phase == Phase::kRunning) {
-      header.key = next->newcomers();
-      header.step = peer.standing == Standing::kWaiting ? 1 : 0;
-    }
-    send(id, header);
+    const bool is_told = next && phase == Phase::kRunning;
+    sender.send(id, Kind::kHeartbeat, is_told ? next->newcomers() : 0,
+                is_told && peer.standing == Standing::kWaiting ? 1 : 0);
   }
 }
 
 void Scheduler::State::dismiss_waiting() {
-  const FrameHeader header = header_of(Kind::kFailure);
   for (const auto& [id, peer] : peers) {
     if (peer.standing == Standing::kWaiting)
-      send(id, header, to_buffer("rendezvous: the job was over before it could take this worker in"));
+      sender.send_failure(id, FailureCause::kFault,
+                          "rendezvous: the job was over before it could take this worker in");
   }
 }
 

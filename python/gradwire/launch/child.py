@@ -6,7 +6,6 @@ process that has ended or was killed.
 
 from __future__ import annotations
 
-import ctypes
 import os
 import signal
 import subprocess
@@ -18,15 +17,11 @@ from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
 from gradwire.launch import process_session
-from gradwire.launch.process_session import signal_session
+from gradwire.launch.process_session import dying_with_owner, signal_session
 
 Stream = Literal["stdout", "stderr"]
 STREAMS: tuple[Stream, ...] = ("stdout", "stderr")
 
-_PR_SET_PDEATHSIG = 1
-_prctl = ctypes.CDLL(
-    None, use_errno=True
-).prctl  # found before any fork: the child must not import or allocate much
 _LONGEST_LINE = 64 * 1024
 _PROGRESS_INTERVAL = 1.0  # seconds between two states of a progress bar (text that ends in \r)
 
@@ -290,13 +285,6 @@ def start(
 
     Raises: OSError: the program is not there or cannot be run.
     """
-    launcher = os.getpid()
-
-    def die_with_launcher() -> None:
-        _prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
-        if os.getppid() != launcher:  # it died before prctl took effect
-            os._exit(1)
-
     process = host.popen(
         list(command),
         env=dict(env),
@@ -305,7 +293,7 @@ def start(
         stderr=subprocess.PIPE,
         start_new_session=True,
         pass_fds=tuple(pass_fds),
-        preexec_fn=die_with_launcher,
+        preexec_fn=dying_with_owner(),
         bufsize=0,
     )
     splitters = {stream: make_splitter(role, rank, stream) for stream in STREAMS}

@@ -1,4 +1,5 @@
-"""Signals every process of a session. Run as a program, it is the guard of a job (child.Guard).
+"""Processes that end with their owner, and signals for every process of a session. Run as a program, it is the guard
+of a job (child.Guard).
 
 Groups would not do: mpirun gives each of its ranks a group of its own, in mpirun's session.
 
@@ -8,12 +9,50 @@ As a program it runs by itself: only the standard library.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import signal
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 _LOOKS = 10  # for processes that others of the session start meanwhile
+_PR_SET_PDEATHSIG = 1
+_prctl = ctypes.CDLL(None).prctl  # found before any fork: the child must not import or allocate much
+
+
+def dying_with_owner() -> Callable[[], None]:
+    """Returns a preexec_fn of subprocess.Popen, by which a child is killed when the thread that starts it ends."""
+    owner = os.getpid()
+
+    def die_with_owner() -> None:
+        _prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
+        if os.getppid() != owner:  # it died before prctl took effect
+            os._exit(1)
+
+    return die_with_owner
+
+
+def fork_survivor(act: Callable[[int], object]) -> int:
+    """Forks a process that outlives this one, has no part in its session and its streams, and ends after act.
+
+    Args:
+        act: gets the reading end of a pipe, which closes when this process ends. Must not need threads of this process.
+
+    Returns: the writing end.
+    """
+    reading, writing = os.pipe()
+    if os.fork() != 0:
+        os.close(reading)
+        return writing
+    try:
+        os.setsid()  # what ends this process's group is not for it
+        os.close(writing)
+        nothing = os.open(os.devnull, os.O_RDWR)
+        for stream in range(3):  # whoever reads them waits until nobody holds them
+            os.dup2(nothing, stream)
+        act(reading)
+    finally:
+        os._exit(0)
 
 
 def signal_session(session: int, number: int) -> None:

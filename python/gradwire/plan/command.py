@@ -238,8 +238,6 @@ def plan(
       gradwire plan -n 4 --bandwidth 1gbit -- python train.py
       gradwire plan -n 8 --copies 2 --bandwidth 1gbit -- python train.py
     """
-    from rich.console import Console
-
     from gradwire.launch.console import say
     from gradwire.plan import calibration as calibrations
     from gradwire.plan import layer_profile, planner, simulation
@@ -280,7 +278,6 @@ def plan(
             f"plan: with --netlab, all {workers} workers share this machine: give --copies {workers}, not {copies}"
         )
     costs = calibrations.load(calibration)
-    console = Console(stderr=json_file == "-")
     question = planner.Question(
         workers=workers,
         servers=servers,
@@ -296,9 +293,28 @@ def plan(
     )
     if netlab:
         _require_one_machine(question)
-    found = planner.answer(question, costs)
     is_known = model in layer_profile.KNOWN and step_time is None
-    _show(found, question, console, _ASK_FOR_TIME if is_known else "")
+    _predict(question, costs, sweep, svg, json_file, note=_ASK_FOR_TIME if is_known else "")
+
+
+def _predict(
+    question: Question,
+    costs: Calibration,
+    sweep: Literal["bandwidth", "workers"] | None,
+    svg: Path | None,
+    json_file: str | None,
+    *,
+    note: str,
+) -> None:
+    """Shows and records the answer, with a sweep if there is to be one."""
+    from rich.console import Console
+
+    from gradwire.launch.console import say
+    from gradwire.plan import planner
+
+    console = Console(stderr=json_file == "-")
+    found = planner.answer(question, costs)
+    _show(found, question, console, note)
     record = found.record()
     interrupted = False
     if sweep is not None:

@@ -33,8 +33,8 @@ from gradwire.torch.optimizer_options import (
     sparse_gradients,
     warn_of_adam,
 )
-from gradwire.torch.overlapping import overlap
 from gradwire.torch.overlapping.checks import require_no_gradient_is_needed, require_possible
+from gradwire.torch.overlapping.overlap import OverlappedSums
 from gradwire.torch.parameter_names import GroupMembers, name_parameters, warn_of_ddp
 from gradwire.torch.reducer import GradientReducer
 from gradwire.torch.sparse_gradients import all_finite
@@ -225,16 +225,7 @@ def DistributedOptimizer(
     warn_of_ddp(named)
     names = [name for name, _ in named]
     store = session.own_store(store)
-    if overlap_step is None:
-        overlap_step = settings.read().overlap_step == "on"
-    if overlap_step:
-        excluding = {
-            "max_grad_norm": max_grad_norm is not None,
-            "grad_scaler": given.grad_scaler is not None,
-            "on_nonfinite='skip_step'": on_nonfinite == "skip_step",
-            "row_column_scales": row_column_scales,
-        }
-        require_possible(optimizer, store, excluding)
+    overlap_step = _overlaps(optimizer, store, given, overlap_step, clips=max_grad_norm is not None)
     _require_free(store, optimizer, named)
     if momentum_correction == "auto":
         plain = max_grad_norm is None and grad_scaler is None
@@ -272,6 +263,27 @@ def DistributedOptimizer(
     except MembershipChanged as change:
         result._ended = change
     return result
+
+
+def _overlaps(
+    optimizer: torch.optim.Optimizer,
+    store: kv.KVStore,
+    given: GivenOptions,
+    wanted: bool | None,
+    *,
+    clips: bool,
+) -> bool:
+    """Returns whether steps overlap, which the setting says by default. Raises ValueError where they cannot."""
+    overlaps = settings.read().overlap_step == "on" if wanted is None else wanted
+    if overlaps:
+        excluding = {
+            "max_grad_norm": clips,
+            "grad_scaler": given.grad_scaler is not None,
+            "on_nonfinite='skip_step'": given.on_nonfinite == "skip_step",
+            "row_column_scales": given.row_column_scales,
+        }
+        require_possible(optimizer, store, excluding)
+    return overlaps
 
 
 def _require_free(
@@ -345,9 +357,13 @@ class _Distributed(optimizer_wrapper.Front):
         self._momentum = self._given_momentum
         if self._momentum is not None:
             self._momentum.catch_up()  # of a step that ended with the store before
-        reducer = overlap.OverlappingReducer if self.overlap_step else GradientReducer
-        self._reducer = reducer(
-            store, self._named, passes=self._passes, options=options, momentum=self._momentum
+        self._reducer = GradientReducer(
+            store,
+            self._named,
+            passes=self._passes,
+            options=options,
+            momentum=self._momentum,
+            overlaps=self.overlap_step,
         )
         self._place = _Place(self)
         _served.setdefault(store, []).append(self._place)
@@ -406,8 +422,8 @@ class _Distributed(optimizer_wrapper.Front):
             self._clip()
         result: Any = None
         with contextlib.nullcontext() if self._momentum is None else self._momentum.applied():
-            if isinstance(self._reducer, overlap.OverlappingReducer) and not self._is_due(self._reducer):
-                self._begin_step(self._reducer)
+            if (overlap := self._overlap) is not None and not self._is_due(overlap):
+                self._begin_step(overlap)
             else:
                 with self._looking_after_hooks() if closure is None else contextlib.nullcontext():
                     result = super().step() if closure is None else super().step(closure)
@@ -418,23 +434,28 @@ class _Distributed(optimizer_wrapper.Front):
     # Torch wraps step() of classes that do not say so, to call the hooks of the user; super().step() calls them.
     step.hooked = True  # type: ignore[attr-defined]
 
-    def _is_due(self, reducer: overlap.OverlappingReducer) -> bool:
+    @property
+    def _overlap(self) -> OverlappedSums | None:
+        return None if self._reducer is None else self._reducer.overlap
+
+    def _is_due(self, overlap: OverlappedSums) -> bool:
         """True where the step is to be taken in one piece: also for an optimizer that hands it on to another one, whose
         parts are not ours to choose.
         """
         if not is_divisible(self):
-            reducer.synchronize()
-        return reducer.is_due()
+            overlap.synchronize()
+        return overlap.is_due()
 
-    def _begin_step(self, reducer: overlap.OverlappingReducer) -> None:
+    def _begin_step(self, overlap: OverlappedSums) -> None:
         own_before = getattr(
             self, "_optimizer_step_pre_hooks", {}
         )  # none where __init__() of torch's has not run
         own_after = getattr(self, "_optimizer_step_post_hooks", {})
         for before in (*_global_optimizer_pre_hooks.values(), *own_before.values()):
             before(self, (), {})
-        reducer.flush()  # they may have set gradients
-        reducer.step(SubsetStep(self, self._base))
+        assert self._reducer is not None
+        self._reducer.flush()  # they may have set gradients
+        overlap.step(SubsetStep(self, self._base))
         for after in (*own_after.values(), *_global_optimizer_post_hooks.values()):
             after(self, (), {})
 
@@ -500,14 +521,12 @@ class _Distributed(optimizer_wrapper.Front):
             self._add_later()
         if self._momentum is not None:
             self._momentum.catch_up()
-        if not isinstance(self._reducer, overlap.OverlappingReducer):
+        overlap = self._overlap
+        if overlap is None or not is_divisible(self):
+            self.synchronize()
             super().zero_grad(set_to_none)
             return
-        if not is_divisible(self):
-            self._reducer.synchronize()
-            super().zero_grad(set_to_none)
-            return
-        later = self._reducer.zero_grad(set_to_none=set_to_none)
+        later = overlap.zero_grad(set_to_none=set_to_none)
         steps = SubsetStep(self, self._base)
         steps.view([p for p in steps.parameters if p not in later]).zero_grad(set_to_none)
 
@@ -519,8 +538,8 @@ class _Distributed(optimizer_wrapper.Front):
         Raises:
             gradwire.TransportError, gradwire.TimeoutError: the job has failed; names the rank at fault.
         """
-        if isinstance(self._reducer, overlap.OverlappingReducer):
-            self._reducer.synchronize()
+        if self._overlap is not None:
+            self._overlap.synchronize()
 
     def join(self) -> int:
         """Tells the others that this worker has no batches left, if workers have different numbers of batches.

@@ -28,6 +28,7 @@ from gradwire.torch.exchange_options import ExchangeOptions, warn_of_nonfinite
 from gradwire.torch.gradient_hooks import GradientHooks
 from gradwire.torch.gradient_memory import GradientMemory
 from gradwire.torch.live_parameters import LiveParameters, Named, TakesPart
+from gradwire.torch.overlapping.overlap import OverlappedSums
 from gradwire.torch.row_agreement import RowAgreement
 from gradwire.torch.sparse_gradients import all_finite, gradient_of
 
@@ -44,6 +45,7 @@ class GradientReducer:
     Attributes:
         sync: False while gradients stay local.
         exchange: what carries them.
+        overlap: sums that are left on their way at the end of backward(); None: it waits for them.
     """
 
     def __init__(
@@ -54,6 +56,7 @@ class GradientReducer:
         passes: int,
         options: ExchangeOptions,
         momentum: WorkerMomentum | None,
+        overlaps: bool = False,
     ) -> None:
         """Declares the parameters (a collective) and installs the hooks.
 
@@ -64,6 +67,7 @@ class GradientReducer:
             passes: calls of backward() that are accumulated before gradients are sent.
             options: codecs, and what to do in a step in which any rank met a NaN or an infinity.
             momentum: what to send in place of the gradient, or None.
+            overlaps: backward() does not wait for sums (overlap_step).
 
         Raises:
             ValueError: a rank declares other names, shapes or another order; every rank gets the same text.
@@ -83,6 +87,11 @@ class GradientReducer:
         self._is_untaken = False  # what came of those: the step is still to be taken
         self._momentum = momentum
         self._memory = GradientMemory()
+        self.overlap: OverlappedSums | None = None
+        if overlaps:
+            self.overlap = OverlappedSums(
+                store, self.exchange, self._memory, options=options, momentum=momentum
+            )
         self._hooks = GradientHooks(self)
         self._rows = RowAgreement(self.exchange, sends_rows=options.sparse_gradients == "rows")
         self._live = LiveParameters(
@@ -102,6 +111,7 @@ class GradientReducer:
 
     def add(self, named: Named) -> None:
         """Takes more parameters in, behind the others. A collective, between steps."""
+        self._await_overlapped()
         self._live.add(named)
         self._ready = bytearray(len(self._memory))
 
@@ -121,14 +131,25 @@ class GradientReducer:
 
     def close(self) -> None:
         """Takes the hooks off; gradients then stay local."""
-        self._hooks.remove()
-        self.exchange.close()
+        try:
+            if self.overlap is not None:
+                self.overlap.finish_at_close()
+        finally:
+            self._hooks.remove()
+            self.exchange.close()
+
+    def _await_overlapped(self) -> None:
+        """Waits for the sums that are still on their way, if there are any."""
+        if self.overlap is not None and self.overlap.has_some:
+            self.overlap.synchronize()
 
     # -- during backward() -----------------------------------------------------------------------------
 
     def on_gradient(self, index: int) -> None:
         """Takes what autograd has just accumulated in a parameter's grad."""
         if not self.sync:
+            if self.overlap is not None:
+                self.overlap.await_means()  # what stays local adds to them
             return
         self._backward.enter()
         is_final = self._hooks.put_last(index)  # else other hooks of the parameter are still to run
@@ -149,6 +170,7 @@ class GradientReducer:
             RuntimeError: workers send momentum, and have for the step that is not taken yet; compiled autograd runs
                 the backward(). On all ranks.
         """
+        self._await_overlapped()  # of parameters that the forward pass did not use
         require_eager("gradwire.torch: DistributedOptimizer")
         self.settle()
         self._tell_of_untaken()
@@ -249,12 +271,12 @@ class GradientReducer:
         try:
             self._end_step()
         except KeyboardInterrupt:
-            self._note_interruption()
+            if self.overlap is None:
+                self._was_interrupted = True
+            else:  # what is on its way stays so, until somebody waits for it
+                self._exchanged, self._gave_nothing = self.overlap.has_some, False
             raise
         self._exchanged, self._gave_nothing = True, False
-
-    def _note_interruption(self) -> None:
-        self._was_interrupted = True
 
     def _warn_of_late_changes(self) -> None:
         """Warns where p.grad was written after the parameter's hooks had run: by a hook on autograd's node, or on
@@ -282,9 +304,25 @@ class GradientReducer:
         self._awaits_sums = True
 
     def _end_step(self) -> None:
-        """Waits for the means of all that was sent."""
-        if self._finish_step():
+        """Waits for the means of all that was sent, or leaves them on their way."""
+        if self.overlap is not None:
+            self._leave_sums(self.overlap)
+        elif self._finish_step():
             self._handle_nonfinite()
+
+    def _leave_sums(self, overlap: OverlappedSums) -> None:
+        self._ready = bytearray(len(self._memory))
+        thawed = self._take_in_waiting(requires_gradient)
+        for index in thawed:
+            self.exchange.send_apart(index)
+        sums = self.exchange.sums()
+        if thawed:  # a collective, which needs a place of its own in the program, and no step in progress
+            self.exchange.wait()
+            self._live.bind()
+        overlap.begin(sums)
+        if self.exchange.needs_quiet:
+            overlap.synchronize()
+        self.exchange.advance()
 
     def _finish_step(self) -> bool:
         """Waits for the means of all that was sent; returns whether any rank met a NaN or an infinity."""
@@ -395,6 +433,8 @@ class GradientReducer:
         """False where p.grad is not the means of all ranks' gradients."""
         if self._passes_done > 0 or not self._exchanged:
             return False
+        if self.overlap is not None and self.overlap.has_some:  # nobody has touched what is on its way
+            return True
         parameters = self._memory.parameters
         given = [index for index in self._live.indices if parameters[index].grad is not None]
         if self._live.indices and not given:  # cleared since
@@ -427,6 +467,7 @@ class GradientReducer:
         """Has all take part whose gradients are exchanged without a backward(): also what is frozen and was given a
         gradient by hand.
         """
+        self._await_overlapped()
         if self._momentum is not None and self._passes_done == 0:
             self._require_gradients()
         self._hooks.restore()
@@ -443,6 +484,8 @@ class GradientReducer:
 
     def _take_in_late(self) -> None:
         """Exchanges, between a backward() and its step, what that one did not know."""
+        if self._live.waits_for(has_gradient):
+            self._await_overlapped()
         if self._thaw(has_gradient) and not self._veto:
             self._veto = self._options.vetoes
             self._handle_nonfinite()

@@ -10,6 +10,7 @@
 #include "compress/payload/payloads.h"
 #include "compress/two_bit/two_bit_auto_layout.h"
 #include "compress/two_bit/two_bit_scalar.h"
+#include "compress/two_bit/two_bit_sums_scalar.h"
 #include "tests/compress/golden_keys.h"
 #include "tests/compress/rough_values.h"
 

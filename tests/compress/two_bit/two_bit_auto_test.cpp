@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "compress/two_bit/agreed_scale.h"
+#include "compress/two_bit/two_bit_sums_scalar.h"
 #include "tests/compress/codec_cases.h"
 
 namespace gradwire::compress {

@@ -18,26 +18,6 @@ FrameHeader request_of(Kind kind, std::uint64_t count) {
   return header;
 }
 
-TEST(Answers, AreOfWhatTheirRequestWasAbout) {
-  const FrameHeader push = request_of(Kind::kPush, 8), command = request_of(Kind::kCommand, 0);
-  for (const Kind kind : {Kind::kReply, Kind::kValue, Kind::kHeld, Kind::kMissing, Kind::kState, Kind::kAck})
-    EXPECT_EQ(subject_of(answer_to(push, kind).header), Subject::kTensor) << static_cast<int>(kind);
-  EXPECT_EQ(subject_of(answer_to(command, Kind::kAck).header), Subject::kCommand);
-  for (const Kind kind : {Kind::kRowAck, Kind::kRowReply, Kind::kRowHeld, Kind::kRowMissing, Kind::kRowState})
-    EXPECT_EQ(subject_of(request_of(kind, 0)), Subject::kRows) << static_cast<int>(kind);
-  for (const Kind kind : {Kind::kLetter, Kind::kDelivered})
-    EXPECT_EQ(subject_of(request_of(kind, 8)), Subject::kLetter) << static_cast<int>(kind);
-}
-
-TEST(Answers, ARefusalIsOfWhatWasRefused) {
-  const FrameHeader push = request_of(Kind::kPush, 8), command = request_of(Kind::kCommand, 0);
-  EXPECT_EQ(subject_of(refusal_of(push, {Refusal::kFinal, "no"}).header), Subject::kTensor);
-  EXPECT_EQ(subject_of(refusal_of(push, {Refusal::kSendAgain, "no"}).header), Subject::kTensor);
-  EXPECT_EQ(subject_of(refusal_of(command, {Refusal::kFinal, "no"}).header), Subject::kCommand);
-  EXPECT_EQ(subject_of(refusal_of(push, {Refusal::kRows, "no"}).header), Subject::kRows);
-  EXPECT_EQ(subject_of(refusal_of(push, {Refusal::kLetter, "no"}).header), Subject::kLetter);
-}
-
 TEST(Answers, KeepTheRequestsIdentity) {
   FrameHeader request = request_of(Kind::kPush, 8);
   request.key = 3;

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from gradwire.horovod.mxnet import lifecycle
+from gradwire.horovod.mxnet.lifecycle import shutdown
+
+__all__ = ["init", "shutdown"]
 
 
 def init(lazy: bool = True) -> None:
@@ -19,11 +22,3 @@ def init(lazy: bool = True) -> None:
         gradwire.TimeoutError: not every rank joined in time; names the missing ones.
     """
     lifecycle.init()
-
-
-def shutdown() -> None:
-    """Leaves the session when this rank's sums are complete. Sums that others wait for then fail on all ranks.
-
-    Does nothing if init() was not called. The process stays in its job, so that init() can follow.
-    """
-    lifecycle.shutdown()

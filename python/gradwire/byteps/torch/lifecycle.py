@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from gradwire.horovod.torch import lifecycle
+from gradwire.horovod.torch.lifecycle import shutdown
+
+__all__ = ["init", "shutdown"]
 
 
 def init(lazy: bool = True) -> None:
@@ -19,11 +22,3 @@ def init(lazy: bool = True) -> None:
         gradwire.TimeoutError: not every rank joined in time; names the missing ones.
     """
     lifecycle.init()
-
-
-def shutdown() -> None:
-    """Leaves the session. Operations in progress fail on all ranks.
-
-    Does nothing if init() was not called. The process stays in its job, so that init() can follow.
-    """
-    lifecycle.shutdown()

@@ -17,6 +17,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from gradwire.launch.child import NotHandedOnError
+from gradwire.launch.process_session import fork_survivor
 
 RANK = "GRADWIRE_RANK"  # in which a process that a cluster has started finds its rank
 RANK_VARIABLES = (RANK, "DMLC_RANK")
@@ -51,7 +52,12 @@ def cancelled_at_the_end(cancel: Callable[[], None]) -> Iterator[None]:
 
     For the last case a separate process watches. cancel may be called twice, and has a few seconds.
     """
-    word = _watch(cancel)
+
+    def cancel_unless_told(reading: int) -> None:
+        if not os.read(reading, 1):  # this process has ended without a message
+            cancel()
+
+    word = fork_survivor(cancel_unless_told)
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, _leave)
     try:
@@ -65,22 +71,6 @@ def cancelled_at_the_end(cancel: Callable[[], None]) -> Iterator[None]:
 
 def _leave(number: int, _: object) -> None:
     sys.exit(128 + number)
-
-
-def _watch(cancel: Callable[[], None]) -> int:
-    """Starts a process that cancels if this one ends without a message. Returns where to write the message."""
-    ours, its = os.pipe()[::-1]
-    if os.fork() == 0:
-        os.setsid()
-        os.close(ours)
-        null = os.open(os.devnull, os.O_RDWR)
-        for stream in range(3):  # the launcher reads until all ends of its pipes are closed
-            os.dup2(null, stream)
-        if not os.read(its, 1):
-            cancel()
-        os._exit(0)
-    os.close(its)
-    return ours
 
 
 class Failure:

@@ -23,6 +23,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from gradwire.launch.child import shell_code
 from gradwire.launch.clusters import agent
 
 _LOOK_SECONDS = 0.2  # between two looks at what tasks have written
@@ -129,8 +130,7 @@ def follow(qsub: subprocess.Popen[bytes], files: GrowingFiles, notice_seconds: f
         files.hand_on()
     if failure.code:
         return failure.code
-    code = qsub.wait()
-    return code if code >= 0 else 128 - code
+    return shell_code(qsub.wait())
 
 
 def main(order: Mapping[str, Any], words: Sequence[str]) -> int:

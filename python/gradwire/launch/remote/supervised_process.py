@@ -6,7 +6,6 @@ It runs alone on a machine that may not have gradwire (bundle.py): it needs the 
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
 import signal
 import subprocess
@@ -14,11 +13,9 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from gradwire.launch.process_session import guard, signal_session
+from gradwire.launch.process_session import dying_with_owner, fork_survivor, guard, signal_session
 
 GRACE_SECONDS = 1.5  # between SIGTERM and SIGKILL; less than the launcher's own
-_PR_SET_PDEATHSIG = 1
-_prctl = ctypes.CDLL(None).prctl  # found before any fork
 
 
 class SupervisedProcess:
@@ -33,19 +30,12 @@ class SupervisedProcess:
 
         Raises: OSError: the program is not there or cannot be run.
         """
-        owner = os.getpid()
-
-        def die_with_owner() -> None:
-            _prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
-            if os.getppid() != owner:  # it died before prctl took effect
-                os._exit(1)
-
-        self._guard = _start_guard()
+        self._guard = fork_survivor(_guard)  # learns from here what to end then
         self.process = subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,
             start_new_session=True,
-            preexec_fn=die_with_owner,
+            preexec_fn=dying_with_owner(),
             **options,
         )
         self._tell_guard("+")
@@ -81,19 +71,6 @@ class SupervisedProcess:
             os.write(self._guard, f"{sign}{self.process.pid}\n".encode())
 
 
-def _start_guard() -> int:
-    """Returns the pipe to a process that outlives this one, and learns through it what to end then."""
-    reading, writing = os.pipe()
-    if os.fork() != 0:
-        os.close(reading)
-        return writing
-    try:
-        os.setsid()  # what ends this process's group is not for it
-        os.close(writing)
-        nothing = os.open(os.devnull, os.O_RDWR)
-        for stream in range(3):  # whoever reads them waits until nobody holds them
-            os.dup2(nothing, stream)
-        with open(reading, encoding="ascii") as sessions:
-            guard(sessions)
-    finally:
-        os._exit(0)
+def _guard(reading: int) -> None:
+    with open(reading, encoding="ascii") as sessions:
+        guard(sessions)

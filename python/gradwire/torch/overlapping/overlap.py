@@ -1,4 +1,4 @@
-"""OverlappingReducer: backward() leaves sums on their way, and each parameter is updated when its own is here.
+"""OverlappedSums: backward() leaves sums on their way, and each parameter is updated when its own is here.
 
 After backward() every parameter is guarded (parameter_guard.py). Until step() a read of its `grad` is an error, for
 that is not the mean yet. After step() whoever reads the parameter waits for its sum and updates it first; so does the
@@ -17,7 +17,7 @@ import os
 import threading
 import time
 import warnings
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -36,10 +36,11 @@ from gradwire.torch.overlapping.parameter_guard import (
     release,
 )
 from gradwire.torch.overlapping.transforms import hear_of_transforms, outside_transforms
-from gradwire.torch.reducer import GradientReducer, has_gradient, requires_gradient
 
 if TYPE_CHECKING:
     from gradwire.kv import KVStore
+    from gradwire.torch.exchange import Exchange
+    from gradwire.torch.gradient_memory import GradientMemory
     from gradwire.torch.momentum import WorkerMomentum
     from gradwire.torch.subset_step import SubsetStep
 
@@ -64,20 +65,23 @@ class _Sum:
     cleared: bool | None = None
 
 
-class OverlappingReducer(GradientReducer):
-    """As GradientReducer, but that the means arrive later: see synchronize(), step() and zero_grad()."""
+class OverlappedSums:
+    """What a GradientReducer with overlap_step leaves on its way at the end of backward(): see synchronize(), step()
+    and zero_grad().
+    """
 
     def __init__(
         self,
         store: KVStore,
-        named: Sequence[tuple[str, torch.Tensor]],
+        exchange: Exchange,
+        memory: GradientMemory,
         *,
-        passes: int,
         options: ExchangeOptions,
         momentum: WorkerMomentum | None,
     ) -> None:
-        """As GradientReducer's. Requires options without vetoes."""
-        self._store = store
+        """Takes what the reducer has. Requires options without vetoes."""
+        self._store, self._exchange, self._memory = store, exchange, memory
+        self._options, self._momentum = options, momentum
         self._process = os.getpid()
         self._lock = threading.RLock()  # of what follows; several threads may use a model
         self._sums: dict[int, _Sum] = {}  # by index, from the end of a backward() on
@@ -88,7 +92,6 @@ class OverlappingReducer(GradientReducer):
         # Of the hook that is to run once more than usual for a compiled module: before what is compiled.
         warnings.filterwarnings("ignore", message=r"Using `torch\.compile\(module\)` when there are global")
         hear_of_transforms()
-        super().__init__(store, named, passes=passes, options=options, momentum=momentum)
 
     # -- what the optimizer asks for -------------------------------------------------------------------
 
@@ -132,56 +135,20 @@ class OverlappingReducer(GradientReducer):
                 one.cleared = set_to_none
             return {self._memory.parameters[index] for index in self._sums}
 
-    def close(self) -> None:
-        try:
-            self._finish_at_close()
-        finally:
-            super().close()
+    # -- what the reducer asks for ---------------------------------------------------------------------
 
-    def add(self, named: Sequence[tuple[str, torch.Tensor]]) -> None:
-        self.synchronize()
-        super().add(named)
+    @property
+    def has_some(self) -> bool:
+        """Whether sums are on their way."""
+        return bool(self._sums)
 
-    # -- a step without a backward() -------------------------------------------------------------------
-
-    def _is_complete(self) -> bool:
-        """As GradientReducer's. What is on its way nobody has touched."""
-        if self._exchanged and self._passes_done == 0 and self._sums:
-            return True
-        return super()._is_complete()
-
-    def _begin_without_backward(self) -> None:
-        self.synchronize()
-        super()._begin_without_backward()
-
-    def _take_in_late(self) -> None:
-        if self._live.waits_for(has_gradient):
+    def await_means(self) -> None:
+        """Waits for every sum for which step() has not been called, before something is added to the means."""
+        if self._sums and self._stepping is None:
             self.synchronize()
-            super()._take_in_late()
 
-    # -- during backward() -----------------------------------------------------------------------------
-
-    def on_gradient(self, index: int) -> None:
-        """As GradientReducer's. What stays local adds to the means, so those must be here."""
-        if not self.sync and self._sums and self._stepping is None:
-            self.synchronize()
-        super().on_gradient(index)
-
-    def on_backward_begin(self) -> None:
-        if self._sums:  # of parameters that the forward pass did not use
-            self.synchronize()
-        super().on_backward_begin()
-
-    def _end_step(self) -> None:
-        """Leaves sums on their way."""
-        self._ready = bytearray(len(self._memory.parameters))
-        thawed = self._take_in_waiting(requires_gradient)
-        for index in thawed:
-            self.exchange.send_apart(index)
-        sums = self.exchange.sums()
-        if thawed:  # a collective, which needs a place of its own in the program, and no step in progress
-            self.exchange.wait()
-            self._live.bind()
+    def begin(self, sums: Iterable[tuple[_core.Ticket, Sequence[int]]]) -> None:
+        """Leaves sums on their way: tickets, and the indices of the parameters that each is for."""
         with self._lock:
             self._sums = {
                 index: self._lay_aside(index, ticket, together)
@@ -191,13 +158,18 @@ class OverlappingReducer(GradientReducer):
             if self._sums:
                 self._open()
             self._take_when_here([i for i in self._sums if keeper_of(self._memory.parameters[i]) is not self])
-        if self.exchange.needs_quiet:
-            self.synchronize()
-        self.exchange.advance()
 
-    def _note_interruption(self) -> None:
-        """What is on its way stays so, until somebody waits for it."""
-        self._exchanged, self._gave_nothing = bool(self._sums), False
+    def finish_at_close(self) -> None:
+        """Ends the step before the store is closed, unless the caller has heard already that it cannot be."""
+        if os.getpid() != self._process:
+            return
+        try:
+            if self._broken_by is not None:
+                self._exchange.finish()  # what the others have sent leaves the store
+            elif not self._has_failed:
+                self.synchronize()
+        finally:
+            self._abandon()
 
     def _lay_aside(self, index: int, ticket: _core.Ticket, together: Sequence[int]) -> _Sum:
         """Takes the gradient away from its parameter, lest the next backward() adds to what the network writes."""
@@ -377,12 +349,12 @@ class OverlappingReducer(GradientReducer):
     def _open(self) -> None:
         self._leave()
         self._has_failed = False  # an earlier step, as by Ctrl-C
-        self._store.unfinished.add(self._finish_at_close)
+        self._store.unfinished.add(self.finish_at_close)
         self._hook_handle = register_module_forward_pre_hook(self._before_forward)
 
     def _finish(self) -> None:
         self._leave()
-        nonfinite = self.exchange.finish()
+        nonfinite = self._exchange.finish()
         if self._momentum is not None:
             self._momentum.end_step(nonfinite=nonfinite)
         if nonfinite and self._options.on_nonfinite == "warn":
@@ -390,22 +362,10 @@ class OverlappingReducer(GradientReducer):
 
     def _leave(self) -> None:
         self._stepping = None
-        self._store.unfinished.discard(self._finish_at_close)
+        self._store.unfinished.discard(self.finish_at_close)
         if self._hook_handle is not None:
             self._hook_handle.remove()
             self._hook_handle = None
-
-    def _finish_at_close(self) -> None:
-        """Ends the step before the store is closed, unless the caller has heard already that it cannot be."""
-        if os.getpid() != self._process:
-            return
-        try:
-            if self._broken_by is not None:
-                self.exchange.finish()  # what the others have sent leaves the store
-            elif not self._has_failed:
-                self.synchronize()
-        finally:
-            self._abandon()
 
     def _abandon(self) -> None:
         """Leaves what has not arrived, and says so if it is of a step that others have had."""
