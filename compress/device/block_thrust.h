@@ -1,4 +1,4 @@
-// The twin of BlockCodec, rounding to nearest, on any Thrust backend: int8, int4, nf2, nf4 and fp8.
+// The twin of BlockCodec on any Thrust backend: int8, int4, nf2, nf4, fp8 and qsgd.
 //
 // Threading and lifetime: as DeviceCodec.
 #pragma once
@@ -14,17 +14,31 @@
 
 namespace gradwire::compress {
 
+/// How a scaled element is rounded.
+struct ToNearest {
+  GRADWIRE_HOST_DEVICE std::uint8_t code_of(block::Code code, float scaled, std::size_t) const noexcept {
+    return block::code_of(code, scaled);
+  }
+};
+struct ByChance {
+  Dither dither;
+  GRADWIRE_HOST_DEVICE std::uint8_t code_of(block::Code code, float scaled, std::size_t i) const noexcept {
+    return block::dithered_code_of(code, scaled, dither.uniform(i));
+  }
+};
+
 /// Encodes an item of a block of this scale, as block::encode_block_scalar() does.
-GRADWIRE_HOST_DEVICE inline void encode_four(const BlockLayout& layout, const Residual& residual,
-                                             std::size_t first, float scale, ItemInput input,
-                                             std::byte* out) {
+template <typename Rounding>
+GRADWIRE_HOST_DEVICE void encode_four(const BlockLayout& layout, const Residual& residual,
+                                      const Rounding& rounding, std::size_t first, float scale,
+                                      ItemInput input, std::byte* out) {
   const float inverse = block::inverse_of(scale);
   std::uint32_t codes = 0;
   for (std::size_t j = 0; j < kItemElements; ++j) {
     if (j >= input.count) continue;
     const float sum = residual.add(input.kept.x[j], input.values.x[j]);
     const float x = block::to_send(layout.code, sum, input.kept.x[j]);
-    const std::uint8_t bits = block::code_of(layout.code, x * inverse);
+    const std::uint8_t bits = rounding.code_of(layout.code, x * inverse, first + j);
     codes |= std::uint32_t{bits} << (j * block::code_bits(layout.code));
     // An element that is not finite leaves its residual, as block::encode_block_scalar() has it.
     if (is_finite(sum) || !block::has_zero(layout.code))
@@ -35,22 +49,24 @@ GRADWIRE_HOST_DEVICE inline void encode_four(const BlockLayout& layout, const Re
 }
 
 /// Encodes an item whose block has its scale.
-template <typename Source>
+template <typename Source, typename Rounding>
 struct EncodeBlockItem {
   Source source;
   BlockLayout layout;
   Residual residual;
+  Rounding rounding;
   std::byte* out;
 
   GRADWIRE_HOST_DEVICE void operator()(std::size_t item) const {
     const std::size_t first = item * kItemElements;
     const float scale = load_aligned_scale(layout.code, out + layout.scale_offset(first));
-    encode_four(layout, residual, first, scale, read_item(source, residual, first, layout.elements), out);
+    encode_four(layout, residual, rounding, first, scale, read_item(source, residual, first, layout.elements),
+                out);
   }
 };
 
 /// Encodes a block that a group of items holds at once: each float is read once.
-template <typename Source, typename BlockPart>
+template <typename Source, typename BlockPart, typename Rounding>
 struct HeldBlock {
   static constexpr std::size_t kRow = kGroupItems * kItemElements;
   static constexpr std::size_t kMostRows = 4;
@@ -63,6 +79,7 @@ struct HeldBlock {
   Source source;
   BlockLayout layout;
   Residual residual;
+  Rounding rounding;
   std::byte* out;
   DeviceReport* report;
 
@@ -98,7 +115,7 @@ struct HeldBlock {
     GRADWIRE_UNROLL
     for (std::size_t row = 0; row < kMostRows; ++row) {
       if (held.rows[row].count == 0) continue;
-      encode_four(layout, residual, first_of(group, item, row), scale, held.rows[row], out);
+      encode_four(layout, residual, rounding, first_of(group, item, row), scale, held.rows[row], out);
     }
   }
   GRADWIRE_HOST_DEVICE std::size_t length_of(std::size_t group) const {
@@ -112,9 +129,9 @@ struct HeldBlock {
 };
 
 /// With a scale by the largest |x|.
-template <typename Source>
-struct EncodeByMost : HeldBlock<Source, LargestPart> {
-  using Held = typename HeldBlock<Source, LargestPart>::Held;
+template <typename Source, typename Rounding>
+struct EncodeByMost : HeldBlock<Source, LargestPart, Rounding> {
+  using Held = typename HeldBlock<Source, LargestPart, Rounding>::Held;
 
   GRADWIRE_HOST_DEVICE void end(std::size_t group, std::size_t item, const Held& held,
                                 const LargestPart& largest) const {
@@ -124,8 +141,8 @@ struct EncodeByMost : HeldBlock<Source, LargestPart> {
 
 /// With a scale by sums.
 template <typename Source>
-struct EncodeBySums : HeldBlock<Source, SumPart> {
-  struct Held : HeldBlock<Source, SumPart>::Held {
+struct EncodeBySums : HeldBlock<Source, SumPart, ToNearest> {
+  struct Held : HeldBlock<Source, SumPart, ToNearest>::Held {
     SumPart block;
   };
   using Refined = LargePart;
@@ -147,44 +164,62 @@ struct EncodeBySums : HeldBlock<Source, SumPart> {
 };
 
 struct BlockTwinForm {
-  block::Code code;
-  std::size_t block;
+  BlockForm form;
 
   static constexpr std::size_t scratch_bytes(std::size_t) { return 0; }
 
   template <typename Backend, typename Source>
   void encode(Backend& backend, const Source& source, std::span<float> residual, std::size_t elements,
-              std::byte* out, const DeviceWork& work) const {
-    const BlockLayout layout{code, block, elements};
-    const Residual kept(residual);
-    const std::size_t blocks = block::scale_count(elements, block);
-    // Two kernels: every item of the second needs the scale of its whole block.
-    if (!HeldBlock<Source, SumPart>::holds(block)) {
-      backend.each(blocks, ScaleBlock<Source>{source, layout, kept, out, work.report});
-      backend.each(item_count(elements), EncodeBlockItem<Source>{source, layout, kept, out});
-    } else if (block::scales_by_sums(code)) {
-      backend.fold(blocks, EncodeBySums<Source>{{source, layout, kept, out, work.report}});
+              const Position* position, std::byte* out, const DeviceWork& work) const {
+    if (form.seed && position != nullptr) {
+      const ByChance by_chance{{*form.seed, *position}};
+      encode_as(backend, source, residual, elements, by_chance, out, work);
+    } else if (block::scales_by_sums(form.code) && holds()) {
+      const BlockLayout layout{form.code, form.block, elements};
+      backend.fold(block::scale_count(elements, form.block),
+                   EncodeBySums<Source>{{source, layout, Residual(residual), {}, out, work.report}});
     } else {
-      backend.fold(blocks, EncodeByMost<Source>{{source, layout, kept, out, work.report}});
+      encode_as(backend, source, residual, elements, ToNearest{}, out, work);
     }
   }
 
   template <typename Backend>
   BlockSumSource sum(Backend&, const PayloadBlock& payloads, std::size_t elements, const DeviceWork&) const {
-    return {payloads, {code, block, elements}};
+    return {payloads, {form.code, form.block, elements}};
   }
 
   template <typename Backend>
   void decode(Backend& backend, const PayloadBlock& payloads, float factor, std::span<float> out) const {
-    decode_items(backend, BlockSumSource{payloads, {code, block, out.size()}}, factor, out);
+    decode_items(backend, BlockSumSource{payloads, {form.code, form.block, out.size()}}, factor, out);
+  }
+
+ private:
+  /// Whether a group of items holds a block.
+  bool holds() const { return HeldBlock<FloatSource, SumPart, ToNearest>::holds(form.block); }
+
+  template <typename Backend, typename Source, typename Rounding>
+  void encode_as(Backend& backend, const Source& source, std::span<float> residual, std::size_t elements,
+                 const Rounding& rounding, std::byte* out, const DeviceWork& work) const {
+    const BlockLayout layout{form.code, form.block, elements};
+    const Residual kept(residual);
+    const std::size_t blocks = block::scale_count(elements, form.block);
+    if (holds()) {
+      backend.fold(blocks,
+                   EncodeByMost<Source, Rounding>{{source, layout, kept, rounding, out, work.report}});
+      return;
+    }
+    // Two kernels: every item of the second needs the scale of its whole block, by sums or not.
+    backend.each(blocks, ScaleBlock<Source>{source, layout, kept, out, work.report});
+    backend.each(item_count(elements),
+                 EncodeBlockItem<Source, Rounding>{source, layout, kept, rounding, out});
   }
 };
 
-/// Makes the twin of int8, int4, nf2, nf4 or fp8.
+/// Makes the twin of int8, int4, nf2, nf4, fp8 or qsgd.
 template <typename Backend>
 std::unique_ptr<DeviceCodec> make_block_twin(std::unique_ptr<Codec> codec) {
   std::unique_ptr<BlockCodec> blocks(static_cast<BlockCodec*>(codec.release()));
-  const BlockTwinForm form{blocks->form().code, blocks->form().block};
+  const BlockTwinForm form{blocks->form()};
   return std::make_unique<FloatSumDeviceCodec<Backend, BlockTwinForm>>(std::move(blocks), form);
 }
 

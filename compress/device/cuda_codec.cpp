@@ -16,10 +16,11 @@ struct Twin {
 };
 
 constexpr Twin kTwins[] = {
-    {"none", make_dense_cuda},   {"fp16", make_dense_cuda}, {"bf16", make_dense_cuda},
-    {"2bit", make_two_bit_cuda}, {"int8", make_block_cuda}, {"int4", make_block_cuda},
-    {"nf2", make_block_cuda},    {"nf4", make_block_cuda},  {"fp8", make_block_cuda},
-    {"1bit", make_one_bit_cuda}, {"topk", make_top_k_cuda},
+    {"none", make_dense_cuda},      {"fp16", make_dense_cuda},        {"bf16", make_dense_cuda},
+    {"2bit", make_two_bit_cuda},    {"int8", make_block_cuda},        {"int4", make_block_cuda},
+    {"nf2", make_block_cuda},       {"nf4", make_block_cuda},         {"fp8", make_block_cuda},
+    {"1bit", make_one_bit_cuda},    {"topk", make_top_k_cuda},        {"qsgd", make_block_cuda},
+    {"natural", make_natural_cuda}, {"terngrad", make_terngrad_cuda},
 };
 
 }  // namespace

@@ -82,7 +82,13 @@ class DeviceCodec {
   /// depends on nothing that the device computes; the non-finite flag comes in the report.
   virtual std::size_t encode(std::span<const float> grad, std::span<float> residual,
                              std::span<const UnitScale> scales, std::span<std::byte> out,
-                             const DeviceWork& work) const = 0;
+                             const Position& position, const DeviceWork& work) const = 0;
+  /// For codecs that draw nothing, and for tests.
+  std::size_t encode(std::span<const float> grad, std::span<float> residual,
+                     std::span<const UnitScale> scales, std::span<std::byte> out,
+                     const DeviceWork& work) const {
+    return encode(grad, residual, scales, out, Position{}, work);
+  }
 
   /// As Codec::decode_sum(), each sum then multiplied by factor.
   virtual void decode_sum(const DevicePayloads& payloads, float factor, std::span<float> out,

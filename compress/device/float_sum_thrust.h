@@ -2,7 +2,10 @@
 //
 // A Form is a small value with
 //   scratch_bytes(elements)                                    that encode() and sum() need, together
-//   encode(backend, source, residual, elements, out, work)     enqueues a payload of the source's values
+//   encode(backend, source, residual, elements, position, out, work)
+//                                                              enqueues a payload of the source's values;
+//                                                              position is null at a server, which draws
+//                                                              nothing
 //   decode(backend, payloads, factor, out)                     enqueues factor times the sum in rank order
 //   sum(backend, payloads, elements, work)                     a source of that sum, which stays until
 //   encode() is done
@@ -32,13 +35,14 @@ class FloatSumDeviceCodec : public DeviceCodec {
   }
 
   std::size_t encode(std::span<const float> grad, std::span<float> residual, std::span<const UnitScale>,
-                     std::span<std::byte> out, const DeviceWork& work) const override {
+                     std::span<std::byte> out, const Position& position,
+                     const DeviceWork& work) const override {
     const std::size_t bytes = codec().max_encoded_size(grad.size());
     expect_encode_spans(codec().name(), grad.size(), residual.size(), out.size(), bytes);
     expect_aligned(codec().name(), "the payload", out.data());
     expect_work(codec().name(), work, scratch_bytes(grad.size()));
     Backend backend(work.stream);
-    form_.encode(backend, FloatSource(grad.data()), residual, grad.size(), out.data(), work);
+    form_.encode(backend, FloatSource(grad.data()), residual, grad.size(), &position, out.data(), work);
     return bytes;
   }
 
@@ -62,7 +66,7 @@ class FloatSumDeviceCodec : public DeviceCodec {
     // the sum.
     const auto sum = form_.sum(backend, block_of(payloads), elements, work);
     if (kind == ReplyKind::kSame) {
-      form_.encode(backend, sum, residual, elements, out.data(), work);
+      form_.encode(backend, sum, residual, elements, nullptr, out.data(), work);
     } else {
       encode_dense(backend, sum, dense::Format::kF32, {}, elements, out.data(), work.report);
     }

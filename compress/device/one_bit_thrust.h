@@ -90,7 +90,7 @@ struct OneBitMeanForm {
 
   template <typename Backend, typename Source>
   void encode(Backend& backend, const Source& source, std::span<float> residual, std::size_t elements,
-              std::byte* out, const DeviceWork& work) const {
+              const Position*, std::byte* out, const DeviceWork& work) const {
     const UnitScratch scratch(work.scratch, elements);
     backend.fold(block_count(elements),
                  MeasureSent<Source>{source, Residual(residual), elements, scratch.measures});
@@ -116,7 +116,7 @@ struct OneBitVotesForm {
 
   template <typename Backend, typename Source>
   void encode(Backend& backend, const Source& source, std::span<float> residual, std::size_t elements,
-              std::byte* out, const DeviceWork& work) const {
+              const Position*, std::byte* out, const DeviceWork& work) const {
     encode_signs(backend, source, residual, elements, one_bit::above(threshold), {}, out, work.report);
   }
 

@@ -122,7 +122,7 @@ struct TopKTwinForm {
 
   template <typename Backend, typename Source>
   void encode(Backend& backend, const Source& source, std::span<float> residual, std::size_t elements,
-              std::byte* out, const DeviceWork& work) const {
+              const Position*, std::byte* out, const DeviceWork& work) const {
     const TopKLayout layout(ratio, values, elements);
     const TopKScratch scratch(work.scratch, elements);
     const std::size_t units = unit_count(elements);

@@ -30,7 +30,7 @@ class TwoBitAutoDeviceCodec final : public DeviceCodec {
   }
 
   std::size_t encode(std::span<const float> grad, std::span<float> residual,
-                     std::span<const UnitScale> scales, std::span<std::byte> out,
+                     std::span<const UnitScale> scales, std::span<std::byte> out, const Position&,
                      const DeviceWork& work) const override {
     const std::size_t elements = grad.size();
     expect_encode_spans(codec().name(), elements, residual.size(), out.size(),

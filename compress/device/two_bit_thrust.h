@@ -94,7 +94,7 @@ class TwoBitFixedDeviceCodec final : public DeviceCodec {
   std::size_t scratch_bytes(std::size_t) const noexcept override { return 0; }
 
   std::size_t encode(std::span<const float> grad, std::span<float> residual, std::span<const UnitScale>,
-                     std::span<std::byte> out, const DeviceWork& work) const override {
+                     std::span<std::byte> out, const Position&, const DeviceWork& work) const override {
     const std::size_t bytes = codec().max_encoded_size(grad.size());
     expect_encode_spans(codec().name(), grad.size(), residual.size(), out.size(), bytes);
     expect_aligned(codec().name(), "the payload", out.data());

@@ -15,6 +15,7 @@
 #include <limits>
 
 #include "compress/payload/float_bits.h"
+#include "compress/payload/host_device.h"
 #include "compress/stochastic/dither.h"
 #include "compress/two_bit/two_bit_scalar.h"
 
@@ -50,18 +51,23 @@ inline void measure_scalar(const float* grad, const float* residual, std::size_t
 
 /// What a sent element stands for: the largest |x|, but at most `clip` deviations, the root of the mean
 /// square; clip 0 clips nothing. A scale that would be subnormal is 0, and sends nothing.
-inline float scale_of(const Moments& moments, std::size_t elements, float clip) noexcept {
-  double scale = moments.most;
+GRADWIRE_HOST_DEVICE inline float scale_of(float most, double sum_of_squares, std::size_t elements,
+                                           float clip) noexcept {
+  double scale = most;
   if (clip > 0) {
-    const double deviation = std::sqrt(moments.sum_of_squares() / static_cast<double>(elements));
+    const double deviation = std::sqrt(sum_of_squares / static_cast<double>(elements));
     scale = std::min(scale, static_cast<double>(clip) * deviation);
   }
   const auto rounded = static_cast<float>(scale);
   return rounded < std::numeric_limits<float>::min() ? 0 : rounded;
 }
 
+inline float scale_of(const Moments& moments, std::size_t elements, float clip) noexcept {
+  return scale_of(moments.most, moments.sum_of_squares(), elements, clip);
+}
+
 /// 1 / scale, or 0.
-inline float inverse_of(float scale) noexcept { return scale == 0 ? 0 : 1 / scale; }
+GRADWIRE_HOST_DEVICE inline float inverse_of(float scale) noexcept { return scale == 0 ? 0 : 1 / scale; }
 
 /// In place of a random number where Server rounds to nearest.
 inline constexpr float kToNearest = 0.5f;

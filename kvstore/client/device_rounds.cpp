@@ -186,8 +186,10 @@ void DeviceRounds::encode(Tensor& tensor, std::size_t index, Encoded next) {
     tensor.parts[index].began = begin;
     const Operation& operation = *tensor.current;
     try {
-      tensor.on_device->encode(tensor.device_round(), tensor.parts[index].part, operation.in,
-                               operation.scatter, operation.device->marks, arrived);
+      DeviceRound round = tensor.device_round();
+      round.position = encoder_.position_of(tensor);
+      tensor.on_device->encode(round, tensor.parts[index].part, operation.in, operation.scatter,
+                               operation.device->marks, arrived);
     } catch (...) {
       // The same way as a payload, so that the job ends once.
       arrived(nullptr, std::current_exception());

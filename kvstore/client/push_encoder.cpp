@@ -29,13 +29,16 @@ bool has_overflowed(std::span<const double> values, std::span<const float> round
 
 }  // namespace
 
+// So the bits do not depend on threads, or on how a tensor is cut.
+compress::Position PushEncoder::position_of(const Tensor& tensor) const {
+  return {static_cast<std::uint32_t>(tensor.id), messenger_.self().rank, tensor.step - 1, 0};
+}
+
 PushPayload PushEncoder::encode(Tensor& tensor, std::size_t index) {
   const Part& part = tensor.parts[index].part;
   const auto& codec = tensor.codec();
-  // Codecs that draw random numbers draw by this. So the bits do not depend on threads, or on how a tensor is
-  // cut.
-  const compress::Position position{static_cast<std::uint32_t>(tensor.id), messenger_.self().rank,
-                                    tensor.step - 1, part.offset};
+  compress::Position position = position_of(tensor);
+  position.offset = part.offset;
   const auto residual = tensor.residual_of(part);
   // Each part copies its own slice before it changes it, so the loop never copies a whole tensor.
   if (!residual.empty() && tensor.has_before)

@@ -26,6 +26,8 @@ class PushEncoder {
               bool shortens)
       : messenger_(messenger), buffers_(buffers), notices_(notices), shortens_(shortens) {}
 
+  /// What codecs draw by in the tensor's round in flight, from its first element on.
+  compress::Position position_of(const Tensor& tensor) const;
   /// Encodes the part for its tensor's round in flight; what is not sent is in its residual then.
   PushPayload encode(Tensor& tensor, std::size_t part);
   /// Does what is done to a payload wherever it was encoded.

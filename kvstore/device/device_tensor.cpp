@@ -134,6 +134,12 @@ std::vector<DeviceTensor::Run> DeviceTensor::runs_of(const DeviceRound& round, c
   return runs;
 }
 
+compress::Position DeviceTensor::position_of(const DeviceRound& round, const Run& run) {
+  compress::Position position = round.position;
+  position.offset = run.first_unit * compress::kUnitElements;
+  return position;
+}
+
 std::span<float> DeviceTensor::residual_of(const Run& run) const {
   if (!residual_) return {};
   return {residual_.get() + run.first, run.count};
@@ -168,8 +174,9 @@ void DeviceTensor::encode(const DeviceRound& round, const Part& part, std::span<
     const auto residual = codec.lossy() ? residual_of(run) : std::span<float>();
     // In a round that does not know them yet, the codec sends floats, which agree them.
     const auto scales = round.scales_known ? scales_of(run) : std::span<UnitScale>();
-    payload->segment_bytes.push_back(
-        round.twin->encode(in.subspan(run.first, run.count), residual, scales, staging.subspan(begin), work));
+    payload->segment_bytes.push_back(round.twin->encode(in.subspan(run.first, run.count), residual, scales,
+                                                        staging.subspan(begin), position_of(round, run),
+                                                        work));
     end = begin + payload->segment_bytes.back();
   }
   batch.cross(staging.data(), payload->data(), end);

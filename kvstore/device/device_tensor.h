@@ -27,6 +27,7 @@ struct DeviceRound {
   const compress::DeviceCodec* twin = nullptr;
   const compress::Segmented* segmented = nullptr;  ///< where several tensors travel as one; else null
   bool scales_known = false;                       ///< agreed in the last round, which was on the device too
+  compress::Position position;                     ///< of the tensor, in this round: what codecs draw by
 };
 
 /// A reply to a push, as it arrived.
@@ -97,6 +98,7 @@ class DeviceTensor {
     std::size_t first_unit = 0;        ///< of the tensor
   };
   static std::vector<Run> runs_of(const DeviceRound& round, const Part& part);
+  static compress::Position position_of(const DeviceRound& round, const Run& run);
   std::span<float> residual_of(const Run& run) const;
   std::span<compress::UnitScale> scales_of(const Run& run) const;
   std::span<float> together();

@@ -85,11 +85,11 @@ std::unique_ptr<DeviceCodec> make_twin(const std::string& spec) {
 
 std::size_t encode(const DeviceCodec& twin, const ConstCudaFloats& grad,
                    const std::optional<CudaFloats>& residual, const std::optional<CudaFloats>& scales,
-                   const CudaBytes& out, const CudaReport& report, const CudaBytes& scratch,
-                   std::uintptr_t stream) {
+                   std::uint32_t key, std::uint32_t rank, std::uint64_t step, const CudaBytes& out,
+                   const CudaReport& report, const CudaBytes& scratch, std::uintptr_t stream) {
   const auto agreed = scales_in(scales, grad.size());
   return twin.encode(flat(grad), residual ? flat(*residual) : std::span<float>(), agreed, bytes_in(out),
-                     work_of(report, bytes_in(scratch), stream));
+                     compress::Position{key, rank, step, 0}, work_of(report, bytes_in(scratch), stream));
 }
 
 }  // namespace
@@ -114,8 +114,8 @@ void bind_device_codec(nb::module_& module) {
           },
           "elements"_a, "ways"_a, "Bytes that encode_sum() writes for so many payloads.")
       .def("encode", &encode, "grad"_a.noconvert(), nb::kw_only(), "residual"_a.noconvert() = nb::none(),
-           "scales"_a.noconvert() = nb::none(), "out"_a.noconvert(), "report"_a.noconvert(),
-           "scratch"_a.noconvert(), "stream"_a,
+           "scales"_a.noconvert() = nb::none(), "key"_a = 0, "rank"_a = 0, "step"_a = 0, "out"_a.noconvert(),
+           "report"_a.noconvert(), "scratch"_a.noconvert(), "stream"_a,
            "As Codec.encode() to out; returns the payload's length, which depends on no value.")
       .def(
           "decode_sum",

@@ -18,7 +18,7 @@ from gradwire.torch.sharded import shard_codec
 from gradwire.torch.sharded.shard_codec import DeviceShards, HostShards, ShardCodec
 
 RANKS = 3
-CODECS = ["fp16", "int8", "nf4", "topk:ratio=0.1", "2bit:threshold=0.5", "2bit", "1bit"]
+CODECS = ["fp16", "int8", "nf4", "topk:ratio=0.1", "2bit:threshold=0.5", "2bit", "1bit", "qsgd"]
 
 
 class NoStream:
@@ -52,13 +52,24 @@ class Twin:
         return len(self._codec.encode_reply([payload] * ways, elements, reply="fp32"))
 
     def encode(
-        self, grad: Any, *, residual: Any, scales: Any, out: Any, report: Any, scratch: Any, stream: int
+        self,
+        grad: Any,
+        *,
+        residual: Any,
+        scales: Any,
+        out: Any,
+        report: Any,
+        scratch: Any,
+        stream: int,
+        **place: int,
     ) -> int:
         assert len(scratch) >= self.scratch_bytes(len(grad))
         assert stream == 7
         assert not report.any()
         agreed = None if scales is None else scales.numpy()
-        made, report[0] = self._codec.encode_flagged(grad.numpy(), residual=residual.numpy(), scales=agreed)
+        made, report[0] = self._codec.encode_flagged(
+            grad.numpy(), residual=residual.numpy(), scales=agreed, **place
+        )
         out.numpy()[: len(made)] = made
         return len(made)
 
@@ -150,7 +161,7 @@ def test_gradients_on_the_cpu_are_encoded_there() -> None:
 
 
 def test_a_codec_without_a_twin_or_a_machine_without_a_gpu_has_none() -> None:
-    assert _core.make_device_codec("terngrad") is None
+    assert _core.make_device_codec("randomk") is None
     if not torch.cuda.is_available():
         assert _core.make_device_codec("int8") is None
     with pytest.raises(ValueError, match="unknown codec"):

@@ -145,6 +145,9 @@ void expect_same_bytes(const Bytes& bytes, const Bytes& expected) {
   ASSERT_EQ(bits(floats), bits(expected_floats));
 }
 
+/// What codecs draw by.
+constexpr Position kPosition{7, 2, 5'000'000'001, 3 * kUnitElements};
+
 void check_encode(TestDevice& device, const Codec& codec, const DeviceCodec& twin,
                   const std::vector<float>& grad, const std::vector<float>& kept, bool with_residual,
                   const std::vector<UnitScale>& scales, std::size_t shift, std::size_t stream = 0) {
@@ -152,13 +155,14 @@ void check_encode(TestDevice& device, const Codec& codec, const DeviceCodec& twi
   bool nonfinite = false;
   const Bytes expected =
       encoded(codec, grad, with_residual ? std::span<float>(expected_residual) : std::span<float>(), scales,
-              &nonfinite);
+              &nonfinite, kPosition);
   Runner runner(device, twin, grad.size(), stream);
   const DeviceArray<float> grad_there(device, grad, shift);
   const DeviceArray<float> residual(device, kept, shift);
   const DeviceArray<UnitScale> scales_there(device, scales);
   const Bytes payload = runner.bytes(codec.max_encoded_size(grad.size()), [&](auto out, const auto& work) {
-    return twin.encode(grad_there.span(), residual.span_if(with_residual), scales_there.span(), out, work);
+    return twin.encode(grad_there.span(), residual.span_if(with_residual), scales_there.span(), out,
+                       kPosition, work);
   });
   expect_same_bytes(payload, expected);
   ASSERT_EQ(bits(residual.values()), bits(expected_residual));

@@ -64,8 +64,8 @@ class CudaDevice final : public TestDevice {
 
 TEST(CudaTwins, AreMissingOnlyWhereThisSaysSo) {
   const std::string missing = codecs_without_twin(make_cuda_codec);
-  for (const char* name :
-       {"none", "fp16", "bf16", "2bit", "int8", "int4", "nf2", "nf4", "fp8", "1bit", "topk"}) {
+  for (const char* name : {"none", "fp16", "bf16", "2bit", "int8", "int4", "nf2", "nf4", "fp8", "1bit",
+                           "topk", "qsgd", "natural", "terngrad"}) {
     EXPECT_NE(make_cuda_codec({name, {}}), nullptr) << name;
   }
   if (!missing.empty()) GTEST_SKIP() << "no CUDA twin yet: " << missing;

@@ -75,8 +75,8 @@ class HostDevice final : public TestDevice {
 
 TEST(ThrustTwins, AreMissingOnlyWhereThisSaysSo) {
   const std::string missing = codecs_without_twin(make_thrust_twin<CppBackend>);
-  for (const char* name :
-       {"none", "fp16", "bf16", "2bit", "int8", "int4", "nf2", "nf4", "fp8", "1bit", "topk"}) {
+  for (const char* name : {"none", "fp16", "bf16", "2bit", "int8", "int4", "nf2", "nf4", "fp8", "1bit",
+                           "topk", "qsgd", "natural", "terngrad"}) {
     EXPECT_NE(make_thrust_twin<CppBackend>({name, {}}), nullptr) << name;
   }
   if (!missing.empty()) GTEST_SKIP() << "no device twin yet: " << missing;

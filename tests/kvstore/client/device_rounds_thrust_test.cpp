@@ -130,6 +130,9 @@ TEST(DeviceRounds, SlotsFuseThereAsOnTheHost) {
                                                         {"fp16", "fp16"},
                                                         {"2bit:threshold=0.25", "exact"},
                                                         {"2bit:threshold=auto", "2bit"},
+                                                        {"qsgd", "qsgd"},
+                                                        {"terngrad", "terngrad"},
+                                                        {"natural", "fp32"},
                                                         {"randomk:ratio=0.1", "randomk"}}) {
     const auto on_host = slots_after_steps(codec, reply, nullptr);
     ASSERT_EQ(on_host.size(), 13U);

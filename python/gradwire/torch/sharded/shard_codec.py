@@ -180,7 +180,6 @@ class DeviceShards:
         rank: int,
         step: int,
     ) -> tuple[list[Any], Met]:
-        del first_key, rank, step  # codecs that draw have no twin
         shards = shards.contiguous()
         elements = shards.shape[1]
         made = self._new(len(shards), _padded(self._codec.max_encoded_size(elements)), dtype=torch.uint8)
@@ -190,13 +189,16 @@ class DeviceShards:
                 shard,
                 residual=residual,
                 scales=agreed,
+                key=first_key + owner,
+                rank=rank,
+                step=step,
                 out=out,
                 report=report,
                 scratch=self._room(elements),
                 stream=self._stream.handle,
             )
-            for shard, residual, agreed, out, report in zip(
-                shards, residuals, scales, made, reports, strict=True
+            for owner, (shard, residual, agreed, out, report) in enumerate(
+                zip(shards, residuals, scales, made, reports, strict=True)
             )
         ]
         found = torch.stack([reports[:, 0].any(), shards.isfinite().all(), shards.any()])
