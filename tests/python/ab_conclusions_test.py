@@ -217,7 +217,7 @@ def test_verdicts() -> None:
     assert "points: better." in verdict([0.88, 0.89, 0.90], [0.90, 0.91, 0.92])
     # -5.67 +- 1.43: it is worse, though by how much is not known.
     assert "points: worse." in verdict([0.90, 0.91, 0.92], [0.84, 0.85, 0.87])
-    assert ": worse." in verdict([1.0, 1.0, 1.0], [1.1, 1.1, 1.1], "loss")
+    assert ": worse." in verdict([1.0, 1.01, 0.99], [1.1, 1.11, 1.09], "loss")
 
 
 def test_a_difference_that_is_certain_can_be_too_little_to_matter() -> None:
@@ -244,6 +244,13 @@ def test_inconclusive_says_how_many_seeds_would_decide() -> None:
     found = outcome(*finals("none", 0.76, 0.74), *finals("2bit", 0.77, 0.76))
     record = found.record()["arms"][1]
     assert f"about {record['seeds_needed']} seeds" in record["judgement"]
+
+
+def test_seeds_that_change_nothing_count_as_one() -> None:
+    said = verdict([0.9, 0.9, 0.9], [0.85, 0.85, 0.85])
+    assert "differs by -5.00 points: inconclusive, one seed has no spread" in said
+    assert "All seeds of no compression ended alike, so they count as one: have the script seed" in said
+    assert "ended alike" not in verdict([0.9, 0.91], [0.85, 0.85])
 
 
 def test_two_differences_that_are_alike_prove_little() -> None:

@@ -61,6 +61,11 @@ def conclusions(outcome: Outcome) -> list[str]:
     elif advice := _advice(outcome):
         found.append(advice)
     found += [_paragraph(outcome, arm) for arm in outcome.arms[1:]]
+    if outcome.has_seeds_alike:
+        found.append(
+            f"All seeds of {base.name} ended alike, so they count as one: have the script seed its generators with "
+            'int(os.environ["GRADWIRE_SEED"]).'
+        )
     return found
 
 

@@ -115,6 +115,11 @@ class Outcome:
         return max(len(arm.runs) + len(arm.failures) for arm in self.arms)
 
     @property
+    def has_seeds_alike(self) -> bool:
+        """Whether the seeds made no difference to the first arm, so that they count as one."""
+        return is_repetition(self.arms[0].runs)
+
+    @property
     def headline(self) -> str:
         """One sentence: when the soonest arm and the first arm reached the target, and where they ended."""
         return conclusions.headline(self)
@@ -325,6 +330,11 @@ def _with_times(arm: ArmSummary, base: Sequence[Run], target: float | None) -> A
     )
 
 
+def is_repetition(runs: Sequence[Run]) -> bool:
+    """Whether all seeds of an arm, at least two, did the same: its script does not use them."""
+    return len(runs) > 1 and len({run.result.per_epoch for run in runs}) == 1
+
+
 def _summarise_arm(
     arm: str, runs: Sequence[Run], failures: Sequence[RunFailed], base: Sequence[Run] | None
 ) -> ArmSummary:
@@ -335,6 +345,8 @@ def _summarise_arm(
     if pairs:
         speed_ratio = paired_ratio([run.speed() for run, _ in pairs], [other.speed() for _, other in pairs])
     finite = [pair for pair in pairs if not any(run.result.diverged for run in pair)]
+    if is_repetition(base or ()):
+        finite = finite[:1]
     if finite:
         difference = paired_difference(
             [run.result.final for run, _ in finite], [other.result.final for _, other in finite]
