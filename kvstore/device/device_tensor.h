@@ -27,7 +27,7 @@ struct DeviceRound {
   const compress::DeviceCodec* twin = nullptr;
   const compress::Segmented* segmented = nullptr;  ///< where several tensors travel as one; else null
   bool scales_known = false;                       ///< agreed in the last round, which was on the device too
-  compress::Position position;                     ///< of the tensor, in this round: what codecs draw by
+  compress::Position position{};                   ///< of the tensor, in this round: what codecs draw by
 };
 
 /// A reply to a push, as it arrived.
