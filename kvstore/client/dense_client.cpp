@@ -114,6 +114,8 @@ void DenseClient::repeat(Tensor& tensor, std::size_t index) {
 /// its memory back.
 void DenseClient::send_copy(Tensor& tensor, std::size_t index) {
   const TensorPart& part = tensor.parts[index];
+  // Its answer has been here, damaged: the server has it, whatever a late answer to an earlier copy says.
+  if (part.request == Kind::kPush && part.payload.size_bytes() == 0) return;
   // The first copy was lost, so the push window must not count it as unanswered twice.
   if (part.request == Kind::kPush) outbox_.sends_again(part.part.server, part.payload.size_bytes());
   Frame frame{header_of(tensor, index), part.payload.copy()};

@@ -204,6 +204,19 @@ TEST_F(Parts, WhatArrivesDamagedThereIsSentAgainSoOften) {
   EXPECT_THAT(lost_, HasSubstr("refused key 'w'"));
 }
 
+/// Whose payload is gone: its answer came, damaged, and behind it comes an older one to an earlier copy.
+TEST_F(Parts, APushThatWasAnsweredIsNotSentAgainWithoutItsPayload) {
+  const auto sent = ask(Verb::kPushPull);
+  const auto index = static_cast<std::size_t>(sent[0].frame.header.offset / 8);
+  answer(sent[0], Kind::kReply);
+  end_.do_in_loop([&] { EXPECT_TRUE(client_->ask_again(tensor(), index)); });
+  EXPECT_THAT(end_.take_sent(), ElementsAre(of(Kind::kProbe)));
+  answer(sent[0], Kind::kMissing);
+  refuse(sent[0], Refusal::kSendAgain);
+  EXPECT_THAT(end_.take_sent(), IsEmpty());
+  EXPECT_EQ(lost_, "");
+}
+
 TEST_F(Parts, WhatArrivesDamagedHereIsAskedForAgainSoOften) {
   const auto sent = ask(Verb::kPushPull);
   const auto index = static_cast<std::size_t>(sent[0].frame.header.offset / 8);
