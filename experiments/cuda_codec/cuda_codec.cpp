@@ -4,9 +4,9 @@
 #include <memory>
 #include <stdexcept>
 
-#include "compress/device/cuda_device.h"
-#include "compress/device/cuda_devices.h"
-#include "compress/device/cuda_error.h"
+#include "compress/cuda/cuda_device.h"
+#include "compress/cuda/cuda_devices.h"
+#include "compress/cuda/cuda_error.h"
 #include "experiments/cuda_codec/codec_bench.h"
 
 namespace gradwire::compress {

@@ -8,7 +8,7 @@
 #include <optional>
 #include <utility>
 
-#include "compress/device/cuda_devices.h"
+#include "compress/cuda/cuda_devices.h"
 #include "kvstore/trace/trace_file.h"
 #include "python/src/bindings.h"
 #include "python/src/py_engine.h"

@@ -16,8 +16,8 @@
 #include <vector>
 
 #include "compress/codecs.h"
-#include "compress/device/cuda_codec.h"
-#include "compress/device/cuda_devices.h"
+#include "compress/cuda/cuda_codec.h"
+#include "compress/cuda/cuda_devices.h"
 #include "python/src/arrays.h"
 #include "python/src/bindings.h"
 

@@ -4,7 +4,7 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
 
-#include "compress/device/cuda_devices.h"
+#include "compress/cuda/cuda_devices.h"
 #include "compress/payload/simd_target.h"
 #include "kvstore/checkpoint/checkpoint_source.h"
 #include "kvstore/wire/weight_replies.h"

@@ -18,7 +18,7 @@
 #include <utility>
 #include <vector>
 
-#include "compress/device/cuda_device.h"
+#include "compress/cuda/cuda_device.h"
 #include "kvstore/engine/engine.h"
 #include "kvstore/server/server.h"
 #include "python/src/bindings.h"

@@ -37,7 +37,8 @@ ROOMS: dict[str, set[str]] = {
     "compress": _OF_A_FAMILY
     | {f"compress/{name}" for name in ("two_bit", "one_bit", "stochastic", "block", "sparse")},
     "compress/device": _OF_A_FAMILY
-    | {"compress", *(f"compress/{name}" for name in ("two_bit", "one_bit", "block", "sparse"))},
+    | {f"compress/{name}" for name in ("two_bit", "one_bit", "stochastic", "block", "sparse")},
+    "compress/cuda": {CONTRACT, "compress", "compress/device"},
     "fusion": set(),
     "transport": set(),
     "transport/membership": {"transport"},

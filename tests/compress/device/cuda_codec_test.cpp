@@ -1,5 +1,5 @@
 // What a build or a machine without CUDA says of it.
-#include "compress/device/cuda_codec.h"
+#include "compress/cuda/cuda_codec.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "compress/codecs.h"
-#include "compress/device/cuda_devices.h"
+#include "compress/cuda/cuda_devices.h"
 
 namespace gradwire::compress {
 namespace {

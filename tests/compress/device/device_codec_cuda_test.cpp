@@ -9,9 +9,9 @@
 #include <string>
 #include <vector>
 
-#include "compress/device/cuda_codec.h"
-#include "compress/device/cuda_devices.h"
-#include "compress/device/cuda_error.h"
+#include "compress/cuda/cuda_codec.h"
+#include "compress/cuda/cuda_devices.h"
+#include "compress/cuda/cuda_error.h"
 #include "tests/compress/device/device_codec_conformance.h"
 
 namespace gradwire::compress {

@@ -1,4 +1,4 @@
-#include "compress/device/cuda_device.h"
+#include "compress/cuda/cuda_device.h"
 
 #include <cuda_runtime_api.h>
 
@@ -6,9 +6,9 @@
 #include <string>
 #include <utility>
 
-#include "compress/device/cuda_codec.h"
-#include "compress/device/cuda_devices.h"
-#include "compress/device/cuda_error.h"
+#include "compress/cuda/cuda_codec.h"
+#include "compress/cuda/cuda_devices.h"
+#include "compress/cuda/cuda_error.h"
 
 namespace gradwire::compress {
 namespace {

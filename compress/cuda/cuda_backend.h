@@ -11,7 +11,7 @@
 #include <stdexcept>
 #include <string>
 
-#include "compress/device/cuda_error.h"
+#include "compress/cuda/cuda_error.h"
 #include "compress/device/device_codec.h"
 #include "compress/device/thrust_items.h"
 

@@ -1,8 +1,8 @@
 #include <utility>
 
+#include "compress/cuda/cuda_backend.h"
+#include "compress/cuda/cuda_twins.h"
 #include "compress/device/block_thrust.h"
-#include "compress/device/cuda_backend.h"
-#include "compress/device/cuda_twins.h"
 
 namespace gradwire::compress {
 

@@ -3,9 +3,9 @@
 #include <string>
 
 #include "compress/codecs.h"
-#include "compress/device/cuda_codec.h"
-#include "compress/device/cuda_device.h"
-#include "compress/device/cuda_devices.h"
+#include "compress/cuda/cuda_codec.h"
+#include "compress/cuda/cuda_device.h"
+#include "compress/cuda/cuda_devices.h"
 
 namespace gradwire::compress {
 

@@ -1,7 +1,7 @@
 #include <utility>
 
-#include "compress/device/cuda_backend.h"
-#include "compress/device/cuda_twins.h"
+#include "compress/cuda/cuda_backend.h"
+#include "compress/cuda/cuda_twins.h"
 #include "compress/device/dense_thrust.h"
 
 namespace gradwire::compress {

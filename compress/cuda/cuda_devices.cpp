@@ -1,8 +1,8 @@
-#include "compress/device/cuda_devices.h"
+#include "compress/cuda/cuda_devices.h"
 
 #include <stdexcept>
 
-#include "compress/device/cuda_error.h"
+#include "compress/cuda/cuda_error.h"
 
 namespace gradwire::compress {
 namespace {

@@ -1,11 +1,11 @@
-#include "compress/device/cuda_codec.h"
+#include "compress/cuda/cuda_codec.h"
 
 #include <algorithm>
 #include <string_view>
 #include <utility>
 
 #include "compress/codecs.h"
-#include "compress/device/cuda_twins.h"
+#include "compress/cuda/cuda_twins.h"
 
 namespace gradwire::compress {
 namespace {
