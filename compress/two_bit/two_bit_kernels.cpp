@@ -98,8 +98,7 @@ HWY_INLINE bool EncodeElements(const float* grad, float* residual, std::size_t e
                                const Quantiser& quantiser, std::byte* out, std::size_t first, LaneSums& lanes,
                                std::uint32_t& selected_count) {
   if constexpr (!kSums) return encode_block_scalar(grad, residual, elements, quantiser, out, nullptr);
-  // The scalar rule adds to the lanes where vectors left off, so the order of a block's sums is the written
-  // one.
+  // The scalar rule adds to the lanes where vectors left off: a block's sums have one written order.
   BlockLanes block;
   lanes.Store(&block);
   const bool nonfinite = encode_block_scalar(grad, residual, elements, quantiser, out, &block, first);
@@ -133,8 +132,7 @@ HWY_INLINE bool EncodeBlock(const float* HWY_RESTRICT grad, float* HWY_RESTRICT 
       x[v] = hn::LoadU(d, grad + i + v * kLanes);
       if constexpr (kResidual) x[v] = hn::Add(hn::LoadU(d, residual + i + v * kLanes), x[v]);
     }
-    // One question for 64 elements, since it is rare. Without kSkip the plain rule below treats NaN as MXNet
-    // does.
+    // One question for 64 elements, since it is rare. Without kSkip the rule below does as MXNet with NaN.
     if (HWY_UNLIKELY(AnyReaches(kInfinityBits, x))) {
       nonfinite = true;
       if constexpr (kSkip) {
