@@ -265,7 +265,7 @@ class DeviceCodec:
     def sum_bytes(self, elements: int, ways: int) -> int:
         """Bytes that encode_sum() writes for so many payloads."""
 
-    def encode(self, grad: Annotated[NDArray[numpy.float32], dict(order='C', device='cuda', writable=False)], *, residual: Annotated[NDArray[numpy.float32], dict(order='C', device='cuda')] | None = None, scales: Annotated[NDArray[numpy.float32], dict(order='C', device='cuda')] | None = None, out: Annotated[NDArray[numpy.uint8], dict(order='C', device='cuda')], report: Annotated[NDArray[numpy.int32], dict(shape=(2), order='C', device='cuda')], scratch: Annotated[NDArray[numpy.uint8], dict(order='C', device='cuda')], stream: int) -> int:
+    def encode(self, grad: Annotated[NDArray[numpy.float32], dict(order='C', device='cuda', writable=False)], *, residual: Annotated[NDArray[numpy.float32], dict(order='C', device='cuda')] | None = None, scales: Annotated[NDArray[numpy.float32], dict(order='C', device='cuda')] | None = None, key: int = 0, rank: int = 0, step: int = 0, out: Annotated[NDArray[numpy.uint8], dict(order='C', device='cuda')], report: Annotated[NDArray[numpy.int32], dict(shape=(2), order='C', device='cuda')], scratch: Annotated[NDArray[numpy.uint8], dict(order='C', device='cuda')], stream: int) -> int:
         """
         As Codec.encode() to out; returns the payload's length, which depends on no value.
         """
