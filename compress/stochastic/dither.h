@@ -32,7 +32,9 @@ struct Dither {
   GRADWIRE_HOST_DEVICE std::uint32_t word(std::size_t i) const noexcept {
     const std::uint64_t element = position.offset + i;
     const philox::Counter words = philox::draw(counter(element / kGroup, element % kCounters), key());
-    return words[element % kGroup / kCounters];
+    // Chosen by hand: a device keeps an array that is indexed in memory.
+    const std::size_t place = element % kGroup / kCounters;
+    return place < 2 ? (place == 0 ? words[0] : words[1]) : (place == 2 ? words[2] : words[3]);
   }
   /// The number of element i after the position, in [0, 1), a multiple of 2^-24.
   GRADWIRE_HOST_DEVICE float uniform(std::size_t i) const noexcept {
