@@ -76,4 +76,6 @@ def test_the_page_on_installing_names_the_daemons_of_the_tests() -> None:
 
 
 def test_the_demo_ends_with_where_the_commands_are() -> None:
-    assert recipes("demo").rstrip().splitlines()[-1] == "echo 'gradwire is in .venv/bin: . .venv/bin/activate'"
+    assert (
+        recipes("demo").rstrip().splitlines()[-1] == "echo 'gradwire is in .venv/bin: . .venv/bin/activate'"
+    )
