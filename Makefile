@@ -9,9 +9,11 @@ JOBS ?= $(shell nproc)
 BASE_PYTHON ?= python3
 PYTHON := $(CURDIR)/.venv/bin/python
 STAMPS := build/stamps
-# Of packages and requirements, `make demo` installs the first parts; all else installs all.
+# Of packages and requirements, `make demo`, `wheel` and `docs` install what they need. All else installs all, which has
+# daemons of cluster managers: nobody who only wants a wheel shall get those.
 DEMO_PACKAGES := packages.txt
-ALL_PACKAGES := packages.txt packages-test.txt packages-lint.txt
+WHEEL_PACKAGES := packages.txt packages-wheel.txt
+ALL_PACKAGES := packages.txt packages-wheel.txt packages-test.txt packages-lint.txt
 ALL_REQUIREMENTS := requirements.txt requirements-build.txt requirements-test.txt requirements-docs.txt
 
 # What the demo compares: two workers and two servers on 100 Mbit links; no compression, 8-bit gradients, 2-bit gradients.
@@ -38,16 +40,17 @@ export CMAKE_CUDA_COMPILER_LAUNCHER := ccache
 # Tests start thousands of interpreters: each module is compiled once.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup packages venv build install demo demo-packages demo-venv demo-requirements demo-extension test soak wheel dist gpu-kit docs sanitize lint tidy format structure clean
+.PHONY: help setup packages venv build install demo demo-packages demo-venv demo-requirements demo-extension test soak wheel wheel-packages wheel-requirements dist gpu-kit docs docs-requirements sanitize lint tidy format structure clean
 
 help:  ## this text
 	@echo 'gradwire: from a bare clone on Debian 12, as root or with sudo'
 	@echo
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## /  make \1\t/' | expand -t 18
 	@echo
-	@echo 'The first call installs what is missing and builds; a second one finds it all there. `make demo` installs what a'
-	@echo 'CPU needs: packages.txt, and requirements.txt and requirements-build.txt into .venv. All other targets install'
-	@echo 'packages*.txt and requirements*.txt, and build the CUDA and MPI parts where nvcc and MPI are found.'
+	@echo 'The first call installs what is missing and builds; a second one finds it all there. demo, wheel and docs install'
+	@echo 'packages.txt and a part of requirements*.txt, into .venv. wheel also installs packages-wheel.txt. All other targets'
+	@echo 'install packages*.txt and requirements*.txt, and build the CUDA and MPI parts where nvcc and MPI are found. For'
+	@echo 'tests, packages-test.txt has daemons that Debian starts: Slurm, munge, Grid Engine and sshd.'
 	@echo
 	@echo 'pip chooses the torch with CUDA, a download of gigabytes. The one for CPUs alone takes 200 MB:'
 	@echo '  PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu make demo'
@@ -58,6 +61,7 @@ demo: demo-packages demo-venv  ## train a real network at 100 Mbit with and with
 	@$(MAKE) -j 2 demo-requirements demo-extension
 	@mkdir -p report
 	.venv/bin/gradwire ab $(DEMO)
+	@echo 'gradwire is in .venv/bin: . .venv/bin/activate'
 
 test: build  ## style, C++ tests and Python tests; ONLY="kvstore tests/python/kv_test.py" or SINCE=HEAD~1 for some
 	@$(PYTHON) -m tests.run $(if $(ONLY),--only $(ONLY)) $(if $(SINCE),--since $(SINCE))
@@ -65,7 +69,7 @@ test: build  ## style, C++ tests and Python tests; ONLY="kvstore tests/python/kv
 soak: build  ## `make test` with ten million fuzzed inputs a decoder, 10 000 rounds under faults, 200 kills, ... (hours)
 	@GRADWIRE_FUZZ_ROUNDS=$${GRADWIRE_FUZZ_ROUNDS:-1000000} GRADWIRE_FAULT_ROUNDS=$${GRADWIRE_FAULT_ROUNDS:-10000} $(PYTHON) -m tests.run --soak
 
-wheel: venv  ## dist/gradwire-*.whl, which carries its libraries: it runs where none of packages.txt is installed
+wheel: wheel-requirements  ## dist/gradwire-*.whl, which carries its libraries: it runs where none of packages.txt is installed
 	@$(PYTHON) python/make_wheel.py
 
 dist: venv  ## dist/: the packages of a release, checked and tried in empty environments (RELEASING.md)
@@ -75,7 +79,7 @@ dist: venv  ## dist/: the packages of a release, checked and tried in empty envi
 gpu-kit: build wheel  ## build/gpu-kit/: all that gradwire and experiments/gpu/run.py need on a machine without a package registry
 	@$(PYTHON) experiments/gpu/make_kit.py
 
-docs: install  ## report/site/: the documentation, for a browser, search included; works offline
+docs: docs-requirements  ## report/site/: the documentation, for a browser, search included; works offline
 	@NO_MKDOCS_2_WARNING=1 $(PYTHON) -m mkdocs build --strict
 	@echo 'docs: report/site/index.html'
 
@@ -137,6 +141,23 @@ demo-extension: demo-venv
 	@$(call install_requirements,requirements-build.txt)
 	@if grep -qs 'GRADWIRE_TESTS:BOOL=ON' build/release/CMakeCache.txt; then $(call install_extension,$(FULL)); \
 	else $(call install_extension,$(LEAN)); fi
+
+wheel-packages:
+	@$(call install_packages,$(WHEEL_PACKAGES))
+
+# NCCL's header is for the CUDA parts, which are in a wheel where nvcc is found.
+wheel-requirements: wheel-packages demo-venv
+	@$(call install_requirements,requirements-build.txt)
+	@if command -v nvcc >/dev/null; then \
+	  $(PYTHON) -m pip install --quiet --disable-pip-version-check "$$(sed -n '/^nvidia-nccl/p' requirements-test.txt)"; \
+	fi
+
+# After the extension: two pips at once could install the same package. The site is built without torch, gigabytes where pip
+# takes the one with CUDA.
+docs-requirements: demo-extension
+	@$(call install_requirements,requirements-docs.txt)
+	@$(PYTHON) -c 'import numpy, rich, typer' 2>/dev/null || \
+	  $(PYTHON) -m pip install --quiet --disable-pip-version-check $$(sed 's/#.*//; /^torch/d' requirements.txt)
 
 # $(call install_packages,FILES): what they name and the system lacks.
 define install_packages

@@ -100,8 +100,9 @@ def build(folder: Path, headers: Path | None) -> Path:
         "CMAKE_CUDA_ARCHITECTURES": CUDA_ARCHITECTURES,
         "GRADWIRE_ABI3_INCLUDE_DIR": "" if headers is None else str(headers),
     }
-    options = ["--no-build-isolation", "--no-deps", "-C", f"build-dir={TREE}"]
-    options += [word for name, value in defined.items() for word in ("-C", f"cmake.define.{name}={value}")]
+    settings = {"build-dir": str(TREE)} | {f"cmake.define.{name}": value for name, value in defined.items()}
+    options = ["--no-build-isolation", "--no-deps"]  # and no -C, which the pip of Debian 12 does not know
+    options += [f"--config-settings={name}={value}" for name, value in settings.items()]
     subprocess.run(
         [sys.executable, *_PIP, "wheel", *options, "--wheel-dir", str(folder), str(ROOT)],
         check=True,

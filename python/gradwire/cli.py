@@ -46,6 +46,9 @@ _SYNONYMS = {
     "info": "doctor",
 }
 
+# What an option is called in other commands: the word that the nearest spelling would miss.
+_OPTION_SYNONYMS = {"--codec": ("--compression", "--arm"), "--compression": ("--codec", "--arm")}
+
 app = typer.Typer(
     name="gradwire",
     cls=Group,
@@ -403,7 +406,9 @@ def _explain_misuse(error: Any) -> str:
             return f"{said}: did you mean {meant}? {see}"
         return f"{said}: expected one of {', '.join(names)}. {see}"
     if (option := getattr(error, "option_name", None)) is not None and text.startswith("No such option"):
-        meant = nearest(option, public_options(context))
+        options = public_options(context)
+        synonyms = [name for name in _OPTION_SYNONYMS.get(option, ()) if name in options]
+        meant = synonyms[0] if synonyms else nearest(option, options)
         if meant:
             return f"No such option: {option}: did you mean {meant}? {see}"
         if any(param.metavar in COMMAND_ARGUMENTS for param in context.command.params):

@@ -52,8 +52,8 @@ for name in {FRAMEWORKS}:
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120)
     assert done.stdout.splitlines() == [
-        f"gradwire.integrations.{name} needs the package {name!r}, which is not installed; run "
-        f'pip install "gradwire[{name}]", or pip install {name}'
+        f"gradwire.integrations.{name} needs the package {name!r}, which is not installed: pip install "
+        f"{'transformers accelerate' if name == 'transformers' else name}"
         for name in FRAMEWORKS
     ], done.stderr
 

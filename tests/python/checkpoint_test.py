@@ -129,6 +129,40 @@ def test_misuse_is_named(stores: list[KVStore], tmp_path: Path) -> None:
         gradwire.torch.save_checkpoint(tmp_path, model, plain)
 
 
+FILE_OF_TORCH = (
+    r"load_checkpoint: '.*snapshot\.pt' is a file, expected a folder that save_checkpoint\(\) wrote; a file of "
+    r"torch\.save\(\) is loaded by torch\.load\(\)$"
+)
+
+
+def test_a_file_of_torch_is_told_from_a_checkpoint(stores: list[KVStore], tmp_path: Path) -> None:
+    file = tmp_path / "snapshot.pt"
+    torch.save({"weight": torch.ones(2)}, file)
+    with pytest.raises(ValueError, match=FILE_OF_TORCH):
+        local(stores).load_checkpoint(file)
+
+
+def test_a_file_of_torch_is_told_from_a_checkpoint_on_all_ranks(tmp_path: Path) -> None:
+    file = tmp_path / "snapshot.pt"
+    torch.save({"weight": torch.ones(2)}, file)
+    refused: list[int] = []
+
+    def body(store: KVStore) -> None:
+        model = torch.nn.Linear(3, 2)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        wrapped = gradwire.torch.DistributedOptimizer(optimizer, model.named_parameters(), "fp16", store)
+        for load in (
+            lambda: gradwire.torch.load_checkpoint(str(file), model, wrapped),
+            lambda: store.load_checkpoint(file),
+        ):
+            with pytest.raises(ValueError, match=FILE_OF_TORCH):
+                load()
+            refused.append(store.rank)
+
+    run_ranks(2, body)
+    assert sorted(refused) == [0, 0, 1, 1]
+
+
 def test_every_rank_gets_its_own_extra_and_new_ranks_anothers(tmp_path: Path) -> None:
     def save(store: KVStore) -> None:
         store.init("w", np.zeros(3, np.float32))

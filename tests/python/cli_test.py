@@ -183,6 +183,9 @@ def test_every_command_has_help_and_json(command: str) -> None:
             "no such command 'zzzz': expected one of run, key, ab, tune, plan, doctor, codecs, timeline,",
         ),
         (["run", "--encrpt"], "No such option: --encrpt: did you mean --encrypt? See: gradwire run --help"),
+        (["run", "--codec", "int8"], "--codec: did you mean --compression? See: gradwire run --help"),
+        (["ab", "--codec", "int8"], "--codec: did you mean --arm? See: gradwire ab --help"),
+        (["plan", "--compression", "int8"], "--compression: did you mean --codec? See: gradwire plan --help"),
         (
             ["run", "--kv-store", "x"],
             "No such option: --kv-store; options of your own program stand behind its name. See: gradwire run",

@@ -42,6 +42,25 @@ def test_a_page_asks_for_each_generated_part() -> None:
     assert "generated:" not in generated.filled(page("settings.md"))
 
 
+def test_a_page_that_the_site_fills_in_says_where_to_read_it_without_the_site() -> None:
+    """In a clone, and on a forge, its placeholder shows nothing."""
+    placeholder = re.compile(r"^(?:<!-- generated: [\w-]+ -->|::: (?P<module>[\w.]+))$", re.MULTILINE)
+    filled_in = 0
+    for path in sorted(REFERENCE.rglob("*.md")):
+        text = path.read_text(encoding="utf-8")
+        if (first := placeholder.search(text)) is None:
+            continue
+        filled_in += 1
+        before = " ".join(text[: first.start()].split())
+        assert "`make docs` fills in" in before, path
+        for found in placeholder.finditer(text):
+            if found["module"]:
+                assert f"`help({found['module']})`" in before, path
+            else:
+                assert re.search(r"In a terminal, `gradwire|In Python, `", before), path
+    assert filled_in > 15
+
+
 # Settings.
 
 

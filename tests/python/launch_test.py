@@ -366,6 +366,20 @@ def test_misuse(folder: Path, workers: int, servers: int, command: list[str], te
         run_job(command, workers, servers)
 
 
+def test_a_python_whose_environment_is_not_active_is_named(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (folder / "train.py").touch()
+    monkeypatch.setenv("PATH", str(folder))
+    own = rf"; the Python of this gradwire is {re.escape(sys.executable)}: activate its environment, or name it$"
+    for name in ("python", "python3.11", Path(sys.executable).name):
+        with pytest.raises(FileNotFoundError, match=f"run: {name} is not a program: expected .*{own}"):
+            run_job([name, "train.py"], 1, 0)
+    for other in ("no-such-program", str(folder / "train.py")):
+        with pytest.raises(FileNotFoundError, match=r"or a program on PATH$"):
+            run_job([other], 1, 0)
+
+
 def test_missing_programs_are_named(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(FileNotFoundError, match="run: no-such-program is not a program"):
         run_job(["no-such-program"], 1, 0)

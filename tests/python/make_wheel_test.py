@@ -66,6 +66,27 @@ def test_a_repair_that_fails_leaves_the_folder_as_it_was(
     assert contents(folder) == before
 
 
+def test_the_pip_of_debian_12_knows_the_options_of_the_build(
+    make_wheel: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """pip 23.0, which has --config-settings and not -C."""
+    commands: list[list[str]] = []
+
+    def pip(command: list[str], **_: Any) -> None:
+        commands.append(command)
+        (tmp_path / "built").mkdir()
+        (tmp_path / "built" / NAME).touch()
+
+    monkeypatch.setattr(subprocess, "run", pip)
+    make_wheel.build(tmp_path / "built", Path("/include/python3.12"))
+    (command,) = commands
+    words = command[command.index("wheel") :]
+    assert "-C" not in words
+    settings = [word for word in words if word.startswith("--config-settings=")]
+    assert f"--config-settings=build-dir={make_wheel.TREE}" in settings
+    assert "--config-settings=cmake.define.GRADWIRE_ABI3_INCLUDE_DIR=/include/python3.12" in settings
+
+
 def headers(folder: Path, major: int, minor: int, suffix: str = "") -> Path:
     made = folder / f"python{major}.{minor}{suffix}"
     made.mkdir(parents=True)

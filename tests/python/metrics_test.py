@@ -528,8 +528,8 @@ def test_misuse_is_refused(store: KVStore) -> None:
 @pytest.mark.parametrize(
     ("target", "module", "advice"),
     [
-        ("prometheus:9400", "prometheus_client", "gradwire[metrics]"),
-        ("textfile:x", "prometheus_client", "gradwire[metrics]"),
+        ("prometheus:9400", "prometheus_client", "pip install prometheus-client"),
+        ("textfile:x", "prometheus_client", "pip install prometheus-client"),
         ("tensorboard:x", "torch.utils.tensorboard", "pip install torch tensorboard"),
         ("opentelemetry", "opentelemetry", "pip install opentelemetry-sdk"),
     ],

@@ -194,3 +194,19 @@ def test_dir_lists_the_modules_that_are_imported_on_first_use() -> None:
     words = "import gradwire; assert set(gradwire.__all__) <= set(dir(gradwire)); print(*dir(gradwire))"
     found = subprocess.run([sys.executable, "-c", words], capture_output=True, text=True, check=True)
     assert {"torch", "kv", "compress", "samplers", "elastic", "RowSparse"} <= set(found.stdout.split())
+
+
+# ------------------------------------------------------------------------------------- packages that are not there
+
+
+def test_gradwire_torch_without_pytorch_says_how_to_install_it() -> None:
+    code = "import sys; sys.modules['torch'] = None; import gradwire.torch"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    last = done.stderr.rstrip().splitlines()[-1]
+    assert last == "ModuleNotFoundError: gradwire.torch needs PyTorch: pip install torch"
+
+
+def test_no_error_offers_an_extra_of_a_package_that_pypi_lacks() -> None:
+    package = Path(gw.__file__).parent
+    offers = [path for path in package.rglob("*.py") if 'install "gradwire[' in path.read_text("utf-8")]
+    assert not offers

@@ -237,6 +237,30 @@ while True:
 """
 
 
+FROM_THE_ENVIRONMENT = DDP.replace(", store=dist.HashStore(), rank=0, world_size=1", "")
+
+
+def test_a_script_whose_process_group_reads_the_environment_is_profiled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Copies, too: each is the only rank of a group of its own."""
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
+        monkeypatch.delenv(name, raising=False)
+    script = tmp_path / "train.py"
+    script.write_text(FROM_THE_ENVIRONMENT)
+    profile = step_profile.of_command([sys.executable, str(script)], copies=2)
+    assert [layer.elements for layer in profile.layers] == [64 * 256 + 256, 256 * 8 + 8]
+
+
+def test_ranks_that_the_environment_names_are_left_to_the_profiled_script(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MASTER_PORT", "1")
+    code = "import os; raise OSError(os.environ['RANK'] + ' of ' + os.environ['MASTER_PORT'])"
+    with pytest.raises(RuntimeError, match=r"OSError: 0 of 1$"):
+        step_profile.of_command([sys.executable, "-c", code])
+
+
 def test_the_ddp_hook_too_leaves_gradients_as_they_are(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(DDP)

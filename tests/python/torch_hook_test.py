@@ -68,6 +68,19 @@ def test_options_that_it_lacks_are_refused_with_what_to_use(option: str, text: s
         gw.torch.HookState(**{option: True})
 
 
+@pytest.mark.parametrize(("state", "given"), [(None, "None"), ("int8", "a str")])
+def test_a_hook_without_its_state_says_which_it_needs(group: None, state: Any, given: str) -> None:
+    """As torch's own hooks have it: register_comm_hook(None, fp16_compress_hook)."""
+    model = DistributedDataParallel(nn.Linear(4, 2))
+    model.register_comm_hook(state, gw.torch.ddp_hook)
+    text = (
+        f"ddp_hook needs a HookState as its state, got {given}: "
+        'model.register_comm_hook(gradwire.torch.HookState(codec="int8"), gradwire.torch.ddp_hook)'
+    )
+    with pytest.raises(TypeError, match=re.escape(text)):
+        model(torch.ones(3, 4)).sum().backward()
+
+
 def test_bad_codecs_and_patterns_are_named(group: None) -> None:
     model = nn.Linear(4, 2)
     with pytest.raises(ValueError, match="2bit"):

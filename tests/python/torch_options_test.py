@@ -88,6 +88,24 @@ def test_wrapping_again_during_a_warm_up_is_not_left_with_its_stage(
     second.close()
 
 
+@pytest.mark.parametrize(
+    "wrapper", [gw.torch.DistributedOptimizer, gw.torch.LocalStepOptimizer], ids=lambda each: each.__name__
+)
+def test_arguments_that_are_not_there_are_refused_with_what_to_use(wrapper: Any) -> None:
+    """They had been a bare TypeError of Python's. HookState, whose argument is codec, says the opposite."""
+    optimizer = torch.optim.SGD(make().parameters(), lr=0.1)
+    who = wrapper.__name__
+    required = {"sync_every": 2} if wrapper is gw.torch.LocalStepOptimizer else {}
+    for name, text in {
+        "codec": rf"{who} has no codec, which is HookState's: it is called compression here$",
+        "process_group": rf"{who} has no process_group, which is HookState's: it joins by store",
+        "warmup": rf"{who} has no argument 'warmup'; it has .*codecs, compression, .*optimizer, ",
+    }.items():
+        with pytest.raises(TypeError, match=text) as raised:
+            wrapper(optimizer, **required, **{name: "int8"})
+        assert "others" not in str(raised.value)
+
+
 # ---- checkpoints -------------------------------------------------------------------------------------------------
 
 

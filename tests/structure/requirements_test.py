@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -43,3 +44,38 @@ def test_the_demo_has_what_gradwire_imports() -> None:
     (needed,) = re.findall(r"^dependencies = \[(.*)\]$", read(Path("pyproject.toml")), re.MULTILINE)
     installed = {name_of(line) for line in lists_of("requirements")["requirements.txt"]}
     assert {name_of(quoted) for quoted in re.findall(r'"(.*?)"', needed)} <= installed
+
+
+DAEMONS = ("gridengine-exec", "gridengine-master", "munge", "openssh-server", "slurmctld", "slurmd")
+"""What Debian starts once it is installed."""
+
+
+def recipes(target: str) -> str:
+    """What make would run for a target, with all that it depends on."""
+    done = subprocess.run(["make", "-n", target], cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.parametrize("target", ["demo", "wheel", "docs"])
+def test_a_target_for_users_installs_no_daemon(target: str) -> None:
+    installed = set(re.findall(r"\bpackages[\w-]*\.txt\b", recipes(target)))
+    assert installed == ({"packages.txt", "packages-wheel.txt"} if target == "wheel" else {"packages.txt"})
+    listed = lists_of("packages")
+    assert not {name for file in installed for name in listed[file]} & set(DAEMONS)
+
+
+def test_the_tests_install_every_package() -> None:
+    assert set(lists_of("packages")) <= set(re.findall(r"\bpackages[\w-]*\.txt\b", recipes("test")))
+
+
+def test_the_page_on_installing_names_the_daemons_of_the_tests() -> None:
+    page = read(Path("python/docs/howto/install.md"))
+    assert set(DAEMONS) <= set(lists_of("packages")["packages-test.txt"])
+    assert not [name for name in DAEMONS if f"`{name}`" not in page]
+
+
+def test_the_demo_ends_with_where_the_commands_are() -> None:
+    assert (
+        recipes("demo").rstrip().splitlines()[-1] == "echo 'gradwire is in .venv/bin: . .venv/bin/activate'"
+    )

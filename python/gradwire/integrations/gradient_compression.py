@@ -121,7 +121,10 @@ class GradientCompression:
 
 def missing(framework: str) -> ImportError:
     """Returns the error of a module whose framework is not installed."""
+    packages = (
+        f"{framework} accelerate" if framework == "transformers" else framework
+    )  # its Trainer needs both
     return ImportError(
-        f"gradwire.integrations.{framework} needs the package {framework!r}, which is not installed; run "
-        f'pip install "gradwire[{framework}]", or pip install {framework}'
+        f"gradwire.integrations.{framework} needs the package {framework!r}, which is not installed: "
+        f"pip install {packages}"
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import random
+import re
 import shlex
 import shutil
 import socket
@@ -65,12 +66,26 @@ def surroundings() -> dict[str, str]:
     return {name: text for name, text in os.environ.items() if name not in of_another}
 
 
+_PYTHON = re.compile(r"python(3(\.\d+)?)?")
+
+
 def require_program(who: str, command: Sequence[str], path: str | None = None) -> None:
     """Raises: FileNotFoundError: a command's program is not there. path: in place of PATH."""
     if shutil.which(command[0], path=path) is None:
         raise FileNotFoundError(
             f"{who}: {command[0]} is not a program: expected a file that can be run, or a program on PATH"
+            f"{_advice(command[0])}"
         )
+
+
+def _advice(program: str) -> str:
+    """What to do where a program that is not on PATH is Python, or stands beside the Python that runs gradwire: its
+    environment is not active."""
+    if not sys.executable or "/" in program:
+        return ""
+    if not _PYTHON.fullmatch(program) and not Path(sys.executable).with_name(program).is_file():
+        return ""
+    return f"; the Python of this gradwire is {sys.executable}: activate its environment, or name it"
 
 
 def find_server_program(settings: Settings) -> str:

@@ -13,7 +13,7 @@ from gradwire.metrics.table import METRICS, Value
 from gradwire.metrics.writer import needed_module, writable_folder
 from gradwire.settings.metrics_targets import LARGEST_PORT
 
-_PACKAGE = '"gradwire[metrics]" (or prometheus-client)'
+_PACKAGE = "prometheus-client"
 _POLL_SECONDS = 0.1  # how soon the server notices its end
 _REQUEST_SECONDS = 10.0  # a client that sends nothing for this long is disconnected
 

@@ -219,8 +219,8 @@ def plan(
     [bold]Model or CMD[/bold]
     The compute times of a known --model are published ones: give your own with --step-time. A CMD is run on this
     machine until it has taken 30 steps of its optimizer, and its layers are timed (PyTorch). CMD is the command of
-    one worker, without `gradwire run`. It runs alone, and its gradients are not encoded. A warning says if steps varied
-    too much to predict from.
+    one worker, without `gradwire run`. It runs alone, as rank 0 of a world of 1, and its gradients are not encoded. A
+    warning says if steps varied too much to predict from.
 
     [bold]Results[/bold]
     "efficiency" is compute time over step time. "bound" is the efficiency that no schedule of these bytes can beat.

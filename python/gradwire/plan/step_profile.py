@@ -63,7 +63,8 @@ def of_command(command: Sequence[str], copies: int = 1) -> Profile:
             _pending(file).touch()
         threads = max(1, len(os.sched_getaffinity(0)) // copies)
         shared = {} if copies == 1 else {"OMP_NUM_THREADS": str(threads)}
-        ended = _run(command, [{**shared, **os.environ, **clock_variables(file)} for file in files], files)
+        environments = [{**shared, **_of_one_rank(), **os.environ, **clock_variables(file)} for file in files]
+        ended = _run(command, environments, files)
         if all(file.exists() for file in files):
             slowest = max(map(load, files), key=lambda profile: profile.compute_seconds)
             assert slowest.machine is not None  # the clock writes it
@@ -87,6 +88,16 @@ def clock_variables(file: Path) -> dict[str, str]:
         "GRADWIRE_STEP_PROFILE": str(file),
         "GRADWIRE_COMPRESSION": "none",
     }
+
+
+def _of_one_rank() -> dict[str, str]:
+    """Returns the variables by which a script that calls init_process_group() makes a group of itself alone. Launchers
+    set them, and a script that is profiled without one would end there."""
+    from gradwire.launch.job import free_port  # not in the profiled process, which imports this module, too
+
+    here = LocalHost().address
+    ranks = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
+    return {**ranks, "MASTER_ADDR": here, "MASTER_PORT": str(free_port(here))}
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ import os
 import threading
 from dataclasses import dataclass
 from os import PathLike
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -69,7 +70,7 @@ def load(
         As KVStore.load_checkpoint().
     """
     with told_to_all(engine, "checkpoint is opened"):
-        path = os.fspath(folder)
+        path = _folder(folder)
     optimizer = engine.load_checkpoint(path)
     restored, arrays = _read(folder, engine.rank)
     devices.load(*_states(arrays))
@@ -81,6 +82,7 @@ def read_extra(folder: str | PathLike[str], rank: int) -> Restored:
 
     Raises:
         gradwire.DecodeError: a file is damaged, or none of a checkpoint.
+        ValueError: folder is a file.
         RuntimeError: a file cannot be read.
     """
     return _read(folder, rank)[0]
@@ -112,10 +114,25 @@ def _pack(extra: bytes, devices: DeviceSum) -> bytes:
 
 
 def _read(folder: str | PathLike[str], rank: int) -> tuple[Restored, dict[str, Any]]:
-    num_workers, given_by, packed = _core.read_front_end(os.fspath(folder), rank)
+    num_workers, given_by, packed = _core.read_front_end(_folder(folder), rank)
     with _parsing, np.load(io.BytesIO(packed), allow_pickle=False) as archive:
         arrays = dict(archive)
     return Restored(num_workers, given_by, arrays["extra"].tobytes()), arrays
+
+
+def _folder(given: str | PathLike[str]) -> str:
+    """Returns the path of a checkpoint.
+
+    Raises:
+        ValueError: it is a file, or below one. torch.save() writes files, and people give its path.
+    """
+    path = Path(given)
+    if file := next((each for each in (path, *path.parents) if each.is_file()), None):
+        raise ValueError(
+            f"load_checkpoint: {str(file)!r} is a file, expected a folder that save_checkpoint() wrote; a file of "
+            "torch.save() is loaded by torch.load()"
+        )
+    return os.fspath(given)
 
 
 def _states(arrays: dict[str, Any]) -> tuple[dict[tuple[Any, int], Any], dict[Any, Any], str]:

@@ -469,8 +469,9 @@ class KVStore(Worker):
 
         Raises:
             gradwire.DecodeError: a file is damaged, or is not a checkpoint; nothing has changed.
-            ValueError: it has other keys, tables or another optimizer; it has none and this store is a `dist_async*`;
-                it has one that set_optimizer() rejects here; or this job has pushed. Nothing has changed.
+            ValueError: folder is a file; it has other keys, tables or another optimizer; it has none and this store is
+                a `dist_async*`; it has one that set_optimizer() rejects here; or this job has pushed. Nothing has
+                changed.
             RuntimeError: a file cannot be read.
         """
         optimizer, restored = checkpoint.load(self.engine, folder, self.devices)

@@ -27,6 +27,14 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from gradwire import torch_backend
+
+try:
+    importlib.import_module("torch")
+except ModuleNotFoundError as error:
+    if error.name != "torch":  # a part of an installation that is damaged
+        raise
+    raise ModuleNotFoundError("gradwire.torch needs PyTorch: pip install torch", name="torch") from None
+
 from gradwire.torch.broadcast import broadcast_optimizer_state, broadcast_parameters
 from gradwire.torch.checkpoint import load_checkpoint, save_checkpoint
 from gradwire.torch.local.steps import LocalStepOptimizer

@@ -159,8 +159,8 @@ def load_checkpoint(folder: str | PathLike[str], model: torch.nn.Module, optimiz
         gradwire.DecodeError: a rank's file is damaged, or is not a checkpoint; raised on all ranks. Model and optimizer
             are unchanged, as with ValueError, but gradients may use the codec that a warm-up or compression="auto" had
             reached, or be sent as rows.
-        ValueError: it has other keys, or another kind or number of optimizers; this job has taken a step; or it holds
-            objects that save_checkpoint() rejects and earlier versions accepted.
+        ValueError: folder is a file; it has other keys, or another kind or number of optimizers; this job has taken a
+            step; or it holds objects that save_checkpoint() rejects and earlier versions accepted.
         RuntimeError: a file cannot be read; or model and optimizer differ from the saved ones, which is found after the
             store has resumed: start the job again.
         TypeError: optimizer has a type that save_checkpoint() does not accept.

@@ -29,6 +29,7 @@ from gradwire.torch.momentum import WorkerMomentum
 from gradwire.torch.optimizer_options import (
     has_momentum,
     known_sparse,
+    refuse_unknown,
     require_valid,
     sparse_gradients,
     warn_of_adam,
@@ -74,6 +75,7 @@ def DistributedOptimizer(
     row_column_scales: bool = False,
     sparse_as_dense: bool = False,
     sparse_parameters: Iterable[str] = (),
+    **others: Any,
 ) -> Any:
     """Wraps an optimizer so that `p.grad` is the workers' mean gradient when `backward()` returns.
 
@@ -139,6 +141,7 @@ def DistributedOptimizer(
         sparse_parameters: names of parameters whose gradients are sparse. A large table named here is never sent whole
             and needs no memory for it. Others are found in the first step, in which they are summed as dense ones.
             Default: ().
+        others: not accepted. An option of HookState is rejected with what to use here.
 
     Returns: the optimizer, of a subclass of the given one's class.
 
@@ -146,7 +149,7 @@ def DistributedOptimizer(
         ValueError: an argument is not valid; named_parameters lacks a parameter; another optimizer at the store has one
             of the parameters; a second optimizer at a store in which a library sums (`nccl`, `allreduce_mpi`); ranks
             differ, in which case all get the same text, naming the first difference.
-        TypeError: an argument has the wrong type.
+        TypeError: an argument has the wrong type or an unknown name.
 
     **Gradients.** A parameter without a gradient counts as zeros and is still summed, because other ranks may have used
     it. So `p.grad` is never None after backward(), except alone and without compression (store `local`), where p.grad
@@ -206,6 +209,7 @@ def DistributedOptimizer(
     Lin et al. 2018, "Deep gradient compression", section 3.2; row and column scales: Shazeer and Stern 2018,
     "Adafactor", section 3.
     """
+    refuse_unknown(DistributedOptimizer, others)
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise TypeError(
             f"gradwire.torch: optimizer is a {type(optimizer).__name__}, expected a torch.optim.Optimizer"

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
 import numbers
 import warnings
-from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -22,6 +23,11 @@ _ADAMS = tuple(
     for name in ("Adam", "AdamW", "NAdam", "RAdam", "Adamax", "SparseAdam")
     if (kind := getattr(torch.optim, name, None)) is not None
 )
+# Of HookState, and what does that here.
+_OF_THE_HOOK = {
+    "codec": "it is called compression here",
+    "process_group": "it joins by store, or has the store that this process has joined already",
+}
 _FEW_LEVELS = ("2bit", "1bit")  # codecs that send a sign and at most one magnitude
 _has_warned_of_adam = False  # in this process
 
@@ -69,6 +75,23 @@ def is_like_adam(optimizer: torch.optim.Optimizer) -> bool:
         or "betas" in optimizer.defaults
         or any("betas" in group for group in optimizer.param_groups)
     )
+
+
+def refuse_unknown(function: Callable[..., Any], others: Mapping[str, Any]) -> None:
+    """Raises TypeError for arguments that a function does not have; says what it has.
+
+    Args:
+        function: DistributedOptimizer or LocalStepOptimizer.
+        others: what it was given beside its own arguments.
+    """
+    if not others:
+        return
+    who, name = function.__name__, next(iter(others))
+    if name in _OF_THE_HOOK:
+        raise TypeError(f"gradwire.torch: {who} has no {name}, which is HookState's: {_OF_THE_HOOK[name]}")
+    parameters = inspect.signature(function).parameters.values()
+    known = sorted(each.name for each in parameters if each.kind is not inspect.Parameter.VAR_KEYWORD)
+    raise TypeError(f"gradwire.torch: {who} has no argument {name!r}; it has {', '.join(known)}")
 
 
 def require_valid(

@@ -267,9 +267,15 @@ def ddp_hook(state: HookState, bucket: GradBucket) -> torch.futures.Future[torch
 
     Raises:
         ValueError: the state is that of another model.
-        TypeError: it was not called by DDP's reducer.
+        TypeError: the state is no HookState; or it was not called by DDP's reducer.
         gradwire.TransportError, gradwire.TimeoutError: the job has failed; names the rank at fault.
     """
+    if not isinstance(state, HookState):
+        given = "None" if state is None else f"a {type(state).__name__}"
+        raise TypeError(
+            f"gradwire.torch: ddp_hook needs a HookState as its state, got {given}: "
+            'model.register_comm_hook(gradwire.torch.HookState(codec="int8"), gradwire.torch.ddp_hook)'
+        )
     if not isinstance(bucket, GradBucket):
         raise TypeError(
             f"gradwire.torch: ddp_hook: given a {type(bucket).__name__}, expected one of DDP's buckets; compiled "

@@ -16,7 +16,7 @@ from gradwire.torch.exchange import STATE_KEY, has_free_slots
 from gradwire.torch.exchange_options import GivenOptions, agree_on_options
 from gradwire.torch.local.fragments import require_layers
 from gradwire.torch.local.rounds import LocalRounds, MakeOuter, Schedule
-from gradwire.torch.optimizer_options import warn_of_adam
+from gradwire.torch.optimizer_options import refuse_unknown, warn_of_adam
 from gradwire.torch.parameter_names import GroupMembers, name_parameters, require_real, warn_of_ddp
 
 _MIXING_WITH_OVERLAP = 0.5  # Streaming DiLoCo's
@@ -42,6 +42,7 @@ def LocalStepOptimizer(
     merge_after: int = 0,
     mixing: float | None = None,
     codecs: Mapping[str, session.Wanted] | None = None,
+    **others: Any,
 ) -> Any:
     """Wraps an optimizer that steps on this worker's gradients alone, and exchanges every `sync_every` steps (DiLoCo).
 
@@ -74,6 +75,7 @@ def LocalStepOptimizer(
             that the steps taken meanwhile count, else 0.
         codecs: codecs for some parameters, by shell patterns of their names, as for DistributedOptimizer. Default:
             none.
+        others: not accepted. An option of HookState is rejected with what to use here.
 
     Returns: the optimizer, of a subclass of the given one's class.
 
@@ -81,7 +83,7 @@ def LocalStepOptimizer(
         ValueError: an argument is not valid; ranks differ, also in these options and in the class and numbers of the
             outer optimizer, in which case all get the same text; the store's servers have an optimizer, and so return
             weights.
-        TypeError: an argument has the wrong type.
+        TypeError: an argument has the wrong type or an unknown name.
 
     Memory: three times the parameters as float32: shared weights, their momentum, outer gradients.
 
@@ -95,6 +97,7 @@ def LocalStepOptimizer(
 
     Source: Douillard et al., DiLoCo, 2023 (arXiv 2311.08105); Streaming DiLoCo, 2025 (arXiv 2501.18512).
     """
+    refuse_unknown(LocalStepOptimizer, others)
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise TypeError(
             f"gradwire.torch: optimizer is a {type(optimizer).__name__}, expected a torch.optim.Optimizer"
