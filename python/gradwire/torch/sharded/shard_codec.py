@@ -121,7 +121,7 @@ class SideStream:
     """A stream of a CUDA device, beside those of the framework."""
 
     def __init__(self, device: torch.device) -> None:
-        self._stream = torch.cuda.Stream(device)
+        self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
     @property
     def handle(self) -> int:
