@@ -20,6 +20,7 @@ WORKERS = tuple(2**power for power in range(1, 13))
 _PARTITIONS = (2**18, 2**20, 2**22)  # bytes
 _CREDITS = (2**16, 2**18, 2**20)  # bytes
 _SLOW_LINK, _BUSY_CORES = 0.9, 2.0  # in the slow end of an interval
+_FEW_LEVELS = ("1bit", "2bit")
 _MODEL_ERROR = 0.05  # of the simulator: experiments/plan_predictions
 _WORTH = 0.01  # of efficiency: what a codec or more hosts must gain
 
@@ -279,13 +280,21 @@ def _reason(question: Question, predictions: Sequence[Prediction], best: Predict
         if gain > -0.05:
             return f"{text}; do not compress: {most.variant} would change nothing"
         return f"{text}; do not compress: {most.variant} would change that by {gain:+.1f} points"
+    codec = best.variant.codec
+    # Speed alone decides here, and what a codec costs depends on the optimizer.
+    warning = (
+        f"; {codec} loses accuracy with Adam and AdamW: use int8, nf4 or nf2 there"
+        if codec in _FEW_LEVELS
+        else ""
+    )
     if not dense:
-        return f"{text}; without a codec was not tried"
+        return f"{text}; without a codec was not tried{warning}"
     plain = max(dense, key=lambda row: row.efficiency)
     gain = 100 * (best.efficiency - plain.efficiency)
     return (
         f"{text}; compress: without, {_place(plain.network)} reach {_percent(plain.efficiency)}, {gain:.1f} points "
         f"less, and a step sends {format_bytes(plain.sent_bytes)} a worker instead of {format_bytes(best.sent_bytes)}"
+        f"{warning}"
     )
 
 
