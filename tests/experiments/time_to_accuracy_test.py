@@ -66,7 +66,7 @@ def test_the_verdict_is_paired_by_seed(modules: dict[str, ModuleType]) -> None:
     assert "later than DDP: `2bit` (1.6" in said
     assert "not there in every seed: `topk`" in said
     table = verdict.markdown(record)
-    assert "| `topk` | 3.9 | +1.9 [+1.9, +1.9] |" in table
+    assert "| `topk` | 3.9 | +1.9 |" in table
     assert "| not by 3 of 3 |" in table
 
 

@@ -322,6 +322,18 @@ def test_down_spares_labs_whose_owner_lives(monkeypatch: pytest.MonkeyPatch) -> 
     assert CliRunner().invoke(netlab.app, ["down", "other0"]).exit_code == 1
 
 
+def test_a_new_lab_spares_those_of_other_containers_on_the_same_network(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Their owners' numbers are of other processes, and their records lie where this one does not look."""
+    ended = remains.Record("ended0", 2**30, 1, 1, "10.77.0.0/24", None, remains.pid_namespace())
+    elsewhere = remains.Record("other0", 2**30, 1, 1, "10.77.1.0/24", None, remains.pid_namespace() + 1)
+    monkeypatch.setattr(remains, "labs", lambda: ["ended0", "other0", "norec0"])
+    monkeypatch.setattr(remains, "read", {"ended0": ended, "other0": elsewhere}.get)
+    assert remains.ended() == ["ended0"]
+    assert sorted(remains.leftovers()) == ["ended0", "norec0"]
+
+
 def test_the_bucket_is_a_millisecond_of_the_link() -> None:
     assert lab.shaping(100_000_000)[3:5] == ["burst", "16000b"]
     assert lab.shaping(10_000_000_000)[1:5] == ["rate", "10000000000bit", "burst", "1250000b"]

@@ -111,7 +111,9 @@ def execute(
 @app.command()
 def down(
     labs: Annotated[list[str] | None, typer.Argument(help="Names, as `list` shows them.")] = None,
-    leftovers: Annotated[bool, typer.Option("--leftovers", help="Those whose owner has ended.")] = False,
+    leftovers: Annotated[
+        bool, typer.Option("--leftovers", help="Those whose owner has ended, or is not known.")
+    ] = False,
     all_labs: Annotated[bool, typer.Option("--all", help="Leftovers, and those made by `up`.")] = False,
     json_file: JsonOption = None,
 ) -> None:

@@ -200,7 +200,7 @@ class NetLab:
         self.close()
 
     def _make(self, hosts: int) -> None:
-        for lab in remains.leftovers():
+        for lab in remains.ended():
             remains.remove(lab)
         if not self._keep:
             self._watchdog = _start_watchdog(self._owner, self.name)
@@ -223,6 +223,7 @@ class NetLab:
             hosts=hosts,
             subnet=str(subnet),
             bandwidth=self.bandwidth,
+            pid_namespace=remains.pid_namespace(),
         )
 
     def _make_bridge(self, subnet: ipaddress.IPv4Network) -> None:

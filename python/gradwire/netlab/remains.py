@@ -54,7 +54,10 @@ def accept_rule(lab: str) -> list[str]:
 
 @dataclass(frozen=True)
 class Record:
-    """What is written down about a lab. owner is None for one that stays until `netlab down`."""
+    """What is written down about a lab. owner is None for one that stays until `netlab down`.
+
+    pid_namespace: that of the owner's number.
+    """
 
     lab: str
     owner: int | None
@@ -62,6 +65,7 @@ class Record:
     hosts: int
     subnet: str
     bandwidth: str | None
+    pid_namespace: int | None = None
 
     def write(self) -> None:
         RECORDS.mkdir(parents=True, exist_ok=True)
@@ -70,6 +74,9 @@ class Record:
         draft.rename(RECORDS / f"{self.lab}.json")
 
     def owner_lives(self) -> bool:
+        """Whether it does, or cannot be seen from here: containers may share a network and not their processes."""
+        if self.pid_namespace not in (None, pid_namespace()):
+            return True
         return self.owner is not None and started(self.owner) == self.owner_started
 
 
@@ -89,6 +96,10 @@ def started(pid: int) -> int | None:
         return None
 
 
+def pid_namespace() -> int:
+    return Path("/proc/self/ns/pid").stat().st_ino
+
+
 def _names() -> list[str]:
     names = [path.name for path in NETNS.glob("gwlab-*")]
     return names + [path.name for path in Path("/sys/class/net").glob("gl*")]
@@ -101,10 +112,17 @@ def labs() -> list[str]:
     return sorted(found)
 
 
-def leftovers() -> list[str]:
-    """Returns the labs whose owner has ended without removing them. One that stays on purpose is none."""
+def ended() -> list[str]:
+    """Returns the labs of which a record says that their owner has ended without removing them."""
     records = {lab: read(lab) for lab in labs()}
-    return [lab for lab, r in records.items() if r is None or (r.owner is not None and not r.owner_lives())]
+    return [lab for lab, r in records.items() if r and r.owner is not None and not r.owner_lives()]
+
+
+def leftovers() -> list[str]:
+    """Returns ended(), and labs without a record. Those can be of another container that has the same network, and in
+    use: nobody but a user may remove them.
+    """
+    return [lab for lab in labs() if read(lab) is None] + ended()
 
 
 def processes_in(namespaces: Sequence[Path]) -> list[int]:
