@@ -167,6 +167,23 @@ def test_torchs_ranks_are_not_told_where_workers_come_and_go() -> None:
     assert "RANK" not in job.worker(1, "tcp://10.0.0.9:1").environment
 
 
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["torchrun", "--nproc-per-node", "2", "train.py"],
+        ["/usr/bin/mpirun", "-n", "2", "train"],
+        ["python", "-u", "-m", "torch.distributed.run", "train.py"],
+    ],
+)
+def test_what_starts_workers_itself_is_no_worker(command: list[str]) -> None:
+    """Under `gradwire ab` it hung without a word."""
+    with pytest.raises(
+        ValueError, match=r"starts workers, and so does gradwire: give the command of one worker"
+    ):
+        make_job(command, 2, 0, {})
+    make_job([sys.executable, "-m", "torch.distributed.elastic"], 2, 0, {})
+
+
 def test_failing_worker_gives_its_own_exit_code(folder: Path, recorder: Recorder) -> None:
     result = recorder.run(python("if rank == 1: sys.exit(7)\ntime.sleep(600)"))
     assert (result.exit_code, result.failed_role, result.failed_rank) == (7, "worker", 1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import itertools
 import os
 import random
 import re
@@ -66,6 +67,14 @@ def surroundings() -> dict[str, str]:
     return {name: text for name, text in os.environ.items() if name not in of_another}
 
 
+_LAUNCHERS = (
+    "torchrun",
+    "torch.distributed.run",
+    "torch.distributed.launch",
+    "mpirun",
+    "mpiexec",
+    "horovodrun",
+)
 _PYTHON = re.compile(r"python(3(\.\d+)?)?")
 
 
@@ -75,6 +84,17 @@ def require_program(who: str, command: Sequence[str], path: str | None = None) -
         raise FileNotFoundError(
             f"{who}: {command[0]} is not a program: expected a file that can be run, or a program on PATH"
             f"{_advice(command[0])}"
+        )
+
+
+def _refuse_launcher(command: Sequence[str]) -> None:
+    """Raises: ValueError: each worker would start workers, which wait for each other."""
+    module = next((word for flag, word in itertools.pairwise(command[:4]) if flag == "-m"), "")
+    program = module if module.startswith("torch.distributed.") else Path(command[0]).name
+    if program in _LAUNCHERS:
+        raise ValueError(
+            f"run: {program} starts workers, and so does gradwire: give the command of one worker, such as "
+            "`-- python train.py`"
         )
 
 
@@ -393,6 +413,8 @@ def make_job(
     placed = placement or (lambda role, rank: None)
     here = isinstance(placed("worker", 0) or LocalHost(), LocalHost)
     if here:
+        if workers > 1:
+            _refuse_launcher(command)
         require_program("run", command, {**base, **(role_env or {}).get("worker", {})}.get("PATH"))
     settings = settings_module.read(base)
     if settings.step_profile is not None:
