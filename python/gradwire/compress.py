@@ -40,6 +40,9 @@ __all__ = [
     "make",
 ]
 
+FEW_LEVELS = ("2bit", "1bit")
+"""Codecs that send a sign and at most one magnitude: with Adam, and optimizers like it, they lose accuracy."""
+
 _list = list
 
 

@@ -181,6 +181,9 @@ def test_what_starts_workers_itself_is_no_worker(command: list[str]) -> None:
         ValueError, match=r"starts workers, and so does gradwire: give the command of one worker"
     ):
         make_job(command, 2, 0, {})
+    elsewhere = SshHost("a", "10.0.0.1", ("ssh",), "/tmp")
+    with pytest.raises(ValueError, match="starts workers"):
+        make_job(command, 2, 0, {}, placement=lambda role, rank: elsewhere if role == "worker" else None)
     make_job([sys.executable, "-m", "torch.distributed.elastic"], 2, 0, {})
 
 

@@ -187,13 +187,9 @@ class Outcome:
         """Says what an arm's difference to the first arm shows. Where it shows nothing, says how many seeds would."""
         if difference.low is None or difference.high is None:
             return "inconclusive, one seed has no spread: run 3 seeds or more"
-        if (
-            difference.count == 2
-            and abs(difference.mean) <= self._wide
-            and not difference.low <= 0 <= difference.high
-        ):
-            return "inconclusive, two differences are alike by chance too easily: run 3 seeds or more"
         if not difference.low <= 0 <= difference.high:
+            if difference.count == 2 and abs(difference.mean) <= self._wide:
+                return "inconclusive, two differences are alike by chance too easily: run 3 seeds or more"
             if max(-difference.low, difference.high) <= self._bound(_NEGLIGIBLE_POINTS, _NEGLIGIBLE_LOSS):
                 return NEGLIGIBLE
             better = (difference.mean > 0) == (self.metric == "accuracy")

@@ -412,9 +412,9 @@ def make_job(
     base = {name: text for name, text in {**surroundings(), **(env or {})}.items() if name not in _IDENTITY}
     placed = placement or (lambda role, rank: None)
     here = isinstance(placed("worker", 0) or LocalHost(), LocalHost)
+    if workers > 1:
+        _refuse_launcher(command)
     if here:
-        if workers > 1:
-            _refuse_launcher(command)
         require_program("run", command, {**base, **(role_env or {}).get("worker", {})}.get("PATH"))
     settings = settings_module.read(base)
     if settings.step_profile is not None:

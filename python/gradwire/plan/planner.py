@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
+from gradwire.compress import FEW_LEVELS
 from gradwire.plan import simulation
 from gradwire.plan.calibration import Calibration
 from gradwire.plan.layer_profile import Profile
@@ -20,7 +21,6 @@ WORKERS = tuple(2**power for power in range(1, 13))
 _PARTITIONS = (2**18, 2**20, 2**22)  # bytes
 _CREDITS = (2**16, 2**18, 2**20)  # bytes
 _SLOW_LINK, _BUSY_CORES = 0.9, 2.0  # in the slow end of an interval
-_FEW_LEVELS = ("1bit", "2bit")
 _MODEL_ERROR = 0.05  # of the simulator: experiments/plan_predictions
 _WORTH = 0.01  # of efficiency: what a codec or more hosts must gain
 
@@ -284,7 +284,7 @@ def _reason(question: Question, predictions: Sequence[Prediction], best: Predict
     # Speed alone decides here, and what a codec costs depends on the optimizer.
     warning = (
         f"; {codec} loses accuracy with Adam and AdamW: use int8, nf4 or nf2 there"
-        if codec in _FEW_LEVELS
+        if codec in FEW_LEVELS
         else ""
     )
     if not dense:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from gradwire.compress import FEW_LEVELS
 from gradwire.torch import closures
 from gradwire.torch.exchange_options import ExchangeOptions, GivenOptions, SparseGradients
 
@@ -28,7 +29,6 @@ _OF_THE_HOOK = {
     "codec": "it is called compression here",
     "process_group": "it joins by store, or has the store that this process has joined already",
 }
-_FEW_LEVELS = ("2bit", "1bit")  # codecs that send a sign and at most one magnitude
 _has_warned_of_adam = False  # in this process
 
 
@@ -56,7 +56,7 @@ def warn_of_adam(
     default = options.default or store.own_compression
     used = {(options.codecs.of(name, p) or default).spec.partition(":")[0] for name, p in named}
     scaled = ("2bit",) if options.row_column_scales else ()  # the user has chosen what loses least
-    if not (few := [codec for codec in _FEW_LEVELS if codec in used and codec not in scaled]):
+    if not (few := [codec for codec in FEW_LEVELS if codec in used and codec not in scaled]):
         return
     _has_warned_of_adam = True
     kind = next(base for base in type(optimizer).__mro__ if not base.__module__.startswith("gradwire."))

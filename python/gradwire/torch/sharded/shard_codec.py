@@ -109,11 +109,10 @@ class HostShards:
         return [payload for payload, _ in made], met
 
     def total(self, payloads: Sequence[Any], elements: int) -> tuple[torch.Tensor, torch.Tensor | None]:
-        received = list(payloads)
         if not self._codec.agrees_scales:
-            return torch.from_numpy(self._codec.decode_sum(received, elements)), None
-        reply = self._codec.encode_reply(received, elements, reply="fp32")
-        total, scales = self._codec.decode_reply(reply, len(received), elements, reply="fp32")
+            return torch.from_numpy(self._codec.decode_sum(payloads, elements)), None
+        reply = self._codec.encode_reply(payloads, elements, reply="fp32")
+        total, scales = self._codec.decode_reply(reply, len(payloads), elements, reply="fp32")
         return torch.from_numpy(total), torch.from_numpy(scales)
 
 
@@ -215,19 +214,18 @@ class DeviceShards:
         return Met.NOTHING if is_given else Met.ZEROS
 
     def total(self, payloads: Sequence[Any], elements: int) -> tuple[torch.Tensor, torch.Tensor | None]:
-        received = list(payloads)
-        stride = _padded(max(len(payload) for payload in received))
-        staged = torch.empty(len(received), stride, dtype=torch.uint8, device="cpu", pin_memory=self._pins)
-        for row, payload in zip(staged.numpy(), received, strict=True):
+        stride = _padded(max(len(payload) for payload in payloads))
+        staged = torch.empty(len(payloads), stride, dtype=torch.uint8, device="cpu", pin_memory=self._pins)
+        for row, payload in zip(staged.numpy(), payloads, strict=True):
             row[: len(payload)] = payload
         block, report = staged.to(self._device, non_blocking=True), self._zeros(2)
         out, stream = self._new(elements), self._stream.handle
         if not self._codec.agrees_scales:
-            self._twin.decode_sum(received, block, out=out, report=report, stream=stream)
+            self._twin.decode_sum(payloads, block, out=out, report=report, stream=stream)
             return out, None
-        reply = self._new(self._twin.sum_bytes(elements, len(received)), dtype=torch.uint8)
+        reply = self._new(self._twin.sum_bytes(elements, len(payloads)), dtype=torch.uint8)
         length = self._twin.encode_sum(
-            received,
+            payloads,
             block,
             elements,
             out=reply,
@@ -244,7 +242,7 @@ class DeviceShards:
         self._twin.read_sum(
             checked,
             reply[:length],
-            len(received),
+            len(payloads),
             out=out,
             scales=next_scales,
             report=report,
