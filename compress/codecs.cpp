@@ -54,14 +54,33 @@ const CodecEntry kCodecs[] = {
      natural_parameters(), make_natural, natural_from_wire},
 };
 
+struct OtherName {
+  std::string_view elsewhere;
+  std::string_view codec;
+};
+
+/// What other libraries call these codecs. They are not accepted, so that a codec has one name everywhere.
+constexpr OtherName kOtherNames[] = {
+    {"8bit", "int8"},    {"8-bit", "int8"},    {"4bit", "nf4"},    {"4-bit", "nf4"},    {"half", "fp16"},
+    {"float16", "fp16"}, {"bfloat16", "bf16"}, {"fp32", "none"},   {"float32", "none"}, {"float8", "fp8"},
+    {"sign", "1bit"},    {"signsgd", "1bit"},  {"onebit", "1bit"}, {"dgc", "topk"},
+};
+
+/// Returns the codec's name here if `name` is one from elsewhere, else `name`.
+std::string_view name_here(std::string_view name) {
+  const auto* found = std::find_if(std::begin(kOtherNames), std::end(kOtherNames),
+                                   [&](const OtherName& other) { return other.elsewhere == name; });
+  return found == std::end(kOtherNames) ? name : found->codec;
+}
+
 const CodecEntry& entry_named(std::string_view name) {
   std::vector<std::string_view> names;
   for (const CodecEntry& entry : kCodecs) {
     if (entry.name == name) return entry;
     names.push_back(entry.name);
   }
-  throw std::invalid_argument("unknown codec " + std::string(name) + "; " + did_you_mean(name, names) +
-                              "valid: " + join(names));
+  throw std::invalid_argument("unknown codec " + std::string(name) + "; " +
+                              did_you_mean(name_here(name), names) + "valid: " + join(names));
 }
 
 /// Refuses names that the codec does not have, and a name given twice.

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from gradwire.plan import layer_profile
@@ -140,7 +140,8 @@ def bert_large() -> Profile:
         "mixed precision (NVIDIA DeepLearningExamples, BERT for PyTorch, July 2019), sequences of 512 assumed (21 % of "
         "the device's peak; with 128, 5 %); gradients counted as float32; shared out by multiply-accumulates"
     )
-    return share_out("bert_large", source, 14, 26.04, products)
+    # Appendix A.2: Adam.
+    return replace(share_out("bert_large", source, 14, 26.04, products), optimizer="Adam", is_like_adam=True)
 
 
 MODELS = {"vgg16": vgg16, "resnet50": resnet50, "bert_large": bert_large}

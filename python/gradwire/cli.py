@@ -188,7 +188,7 @@ def ab(
     CMD reads its codec from GRADWIRE_COMPRESSION and its seed from GRADWIRE_SEED. gradwire's stores read the first
     by themselves. CMD writes its result to the file in GRADWIRE_RESULT, with two lines:
       import gradwire.result
-      gradwire.result.write(accuracy_per_epoch=accuracies)
+      gradwire.result.write(accuracy_per_epoch=accuracies)   # or loss_per_epoch=losses
     gradwire measures bytes, codec seconds and images per second itself, if the script does not give them. With
     gradwire.result.progress(share_done, accuracy=...) in its loop, a script also shows how far it is.
 

@@ -22,6 +22,8 @@ from gradwire.terminal.wide_table import print_table
 
 _TRY_SECONDS = 20.0
 _CORRECT_IT = "correct or unset GRADWIRE_SERVER_PROGRAM, or install gradwire again"
+TESTED_TORCH = "2.13.0"
+"""The version in requirements.txt, by which all tests are run."""
 _OF_THE_LOADER = 127  # exit code of a program whose libraries are not found, or do not fit
 
 
@@ -56,6 +58,11 @@ class Finding:
         steps = [f"Correct or unset: {text.partition(' ')[0]}" for text in self.unknown]
         if "torch" in self.missing:
             steps.append("Install PyTorch, which gradwire.torch needs: pip install torch")
+        elif is_newer(installed := self.libraries.get("torch", ""), TESTED_TORCH):
+            steps.append(
+                f"torch {installed} is newer than {TESTED_TORCH}, which gradwire is tested with. If something fails "
+                f"there: pip install torch=={TESTED_TORCH}"
+            )
         steps += [
             "Start your training script on two workers: gradwire run -n 2 python train.py",
             "See what compression gains and costs there: gradwire ab -n 2 --arm none --arm int8 --report report -- "
@@ -151,6 +158,15 @@ def examine() -> Finding:
         settings=rows,
         unknown=settings.unknown_variables(),
     )
+
+
+def is_newer(version: str, than: str) -> bool:
+    """Compares versions by their first two numbers; what has none is not newer."""
+
+    def minor(text: str) -> tuple[int, ...]:
+        return tuple(int(part) for part in text.split(".")[:2] if part.isdecimal())
+
+    return minor(version) > minor(than)
 
 
 def core_fault(error: ImportError) -> str:

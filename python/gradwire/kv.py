@@ -268,6 +268,7 @@ def _with_timeout(here: settings.Settings, timeout: float | None) -> settings.Se
 
 
 def _join_at(place: Place, given: settings.Settings, rank: int, num_workers: int) -> KVStore:
+    settings.warn_unknown_variables()
     here = dataclasses.replace(
         given, master=None, scheduler=None, rank=rank, num_workers=num_workers, num_servers=0
     )
@@ -275,6 +276,7 @@ def _join_at(place: Place, given: settings.Settings, rank: int, num_workers: int
         store = KVStore("allreduce", connect.open_peers(here, place), here)
         _enlist(store)
         begin(store)
+    store.report_joined()
     return store
 
 

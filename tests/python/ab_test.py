@@ -357,10 +357,30 @@ def test_a_failing_run_keeps_its_last_lines_and_costs_itself_alone(tmp_path: Pat
 
 def test_a_command_that_fails_under_every_arm_is_not_tried_with_another_seed(tmp_path: Path) -> None:
     recorder = Recorder()
-    [first, second] = ab.run_plan(make_plan(tmp_path, "sys.exit(0)"), ab.Conditions(), recorder)
-    for failure in (first, second):
-        assert "wrote nothing to GRADWIRE_RESULT: call " in str(failure)
+    [*_] = ab.run_plan(make_plan(tmp_path, "sys.exit(3)"), ab.Conditions(), recorder)
     assert recorder.events == [("none", 0), ("2bit", 0)]
+
+
+def test_a_command_that_writes_no_result_is_run_once(tmp_path: Path) -> None:
+    """Every arm would lack it, too, each after a whole run."""
+    recorder = Recorder()
+    [failure] = ab.run_plan(make_plan(tmp_path, "sys.exit(0)"), ab.Conditions(), recorder)
+    assert re.search(r"wrote nothing to GRADWIRE_RESULT: call .*accuracy_.* or loss_per_epoch", str(failure))
+    assert recorder.events == [("none", 0)]
+
+
+def test_a_script_that_mentions_no_result_is_told_so_before_the_first_run(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("print('no result')\n")
+    words = ["ab", "-n", "1", "--arm", "none", "--report", str(tmp_path / "report"), "--"]
+    done = subprocess.run(
+        [sys.executable, "-m", "gradwire.cli", *words, sys.executable, str(script)],
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    shown = " ".join(done.stdout.split())
+    assert "train.py does not mention gradwire.result." in shown.split("No run has ended")[0]
 
 
 def test_a_program_that_is_not_there_is_a_failure(tmp_path: Path) -> None:
@@ -436,7 +456,7 @@ def test_command_returns_the_failing_code(tmp_path: Path) -> None:
     assert "| the reason" in out
     assert err.startswith("gradwire: ab: none, seed 0: worker ")
     assert "Traceback" not in err
-    assert "(every arm failed under seed 0: no other seed was tried)" in err
+    assert "more runs were not tried: the command itself is at fault)" in err
     page = (tmp_path / "report/index.html").read_text()
     assert "failed in 1 of 1 runs" in page
     assert "the reason" in page

@@ -16,6 +16,8 @@ from gradwire import _core, doctor
 from gradwire.stores import mpi, nccl
 from rich.console import Console
 
+ROOT = Path(__file__).resolve().parents[2]
+
 
 def test_record_has_the_promised_fields() -> None:
     record = doctor.examine().record()
@@ -148,6 +150,16 @@ def test_it_ends_with_what_to_do_next(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GRADWIRE_STREAMS", "0")
     (step,) = doctor.examine().next_steps
     assert step.startswith("Correct what is marked with !")
+
+
+def test_a_torch_newer_than_the_tested_one_is_told() -> None:
+    pinned = (ROOT / "requirements.txt").read_text(encoding="utf-8")
+    assert f"torch=={doctor.TESTED_TORCH}\n" in pinned
+    finding = doctor.examine()
+    assert not any("newer" in step for step in finding.next_steps)
+    for version, is_told in (("99.0.1+cu130", True), ("2.2.0", False), (doctor.TESTED_TORCH + "+cpu", False)):
+        steps = replace(finding, libraries=finding.libraries | {"torch": version}).next_steps
+        assert any(f"torch {version} is newer than" in step for step in steps) == is_told
 
 
 def test_without_torch_the_next_step_is_to_install_it() -> None:

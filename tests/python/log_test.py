@@ -63,6 +63,35 @@ def test_a_job_reports_who_joined_and_what_it_cost() -> None:
     assert len(left) == 2
 
 
+def test_rank_0_tells_at_the_end_what_its_codec_saved() -> None:
+    """Else nothing shows that a codec was in use."""
+    train = (
+        "import gradwire as gw, numpy as np\n"
+        "kv = gw.kv.create('allreduce')\n"
+        "kv.set_gradient_compression('fp16')\n"
+        "kv.init('w', np.zeros(40_000, np.float32))\n"
+        "kv.pushpull('w', np.ones(40_000, np.float32), np.empty(40_000, np.float32))\n"
+    )
+    for environment, tellers in (
+        ({}, [0]),
+        ({"GRADWIRE_LOG_LEVEL": "error"}, []),
+        ({"GRADWIRE_COMPRESSION": "none"}, []),
+    ):
+        lines: list[tuple[int | None, str]] = []
+        done = run_job(
+            [sys.executable, "-c", train],
+            workers=2,
+            servers=0,
+            env=environment,
+            output=lambda line, lines=lines: lines.append((line.rank, line.text)),  # type: ignore[misc]
+            timeout=300,
+        )
+        assert done.exit_code == 0, lines
+        told = [(rank, text) for rank, text in lines if "compressed:" in text]
+        assert [rank for rank, _ in told] == tellers
+        assert all("160 KB of gradients were sent as 80 KB, 2.0 times less" in text for _, text in told), told
+
+
 def test_at_debug_each_message_is_told() -> None:
     lines: list[tuple[str, str]] = []
     done = run_job(

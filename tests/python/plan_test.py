@@ -331,6 +331,25 @@ def test_a_models_step_takes_the_time_that_is_given() -> None:
     assert "as published; --step-time gives yours" in gradwire(*words).stdout
 
 
+def test_a_job_with_adam_is_planned_with_codecs_that_go_with_it() -> None:
+    adam = replace(layer_profile.find("vgg16"), optimizer="AdamW", is_like_adam=True)
+    sgd = replace(adam, optimizer="SGD", is_like_adam=False)
+    tried = {row.variant.codec for row in planner.answer(question(profile=adam), COSTS).predictions}
+    assert tried == {"none", "fp16", "int8", "nf4", "nf2"}
+    assert "2bit" in question(profile=sgd).tried_codecs
+    slow = {"bandwidth": 0.1 * GBIT, "codecs": ("none", "2bit")}
+    assert "it loses accuracy with AdamW" in planner.answer(question(profile=adam, **slow), COSTS).reason
+    assert "loses accuracy" not in planner.answer(question(profile=sgd, **slow), COSTS).reason
+    assert "with Adam and AdamW" in planner.answer(question(**slow), COSTS).reason
+
+
+def test_what_is_assumed_of_the_network_is_said() -> None:
+    text = gradwire("--model", "resnet50", "--codec", "none").stdout
+    assert "Assumed: 8 workers (-n), links of 10gbit (--bandwidth).\n" in text
+    text = gradwire("--model", "resnet50", "--codec", "none", "-n", "8").stdout
+    assert "Assumed: links of 10gbit (--bandwidth).\n" in text
+
+
 def test_no_cell_breaks_at_110_columns(monkeypatch: pytest.MonkeyPatch) -> None:
     """ "2bit..." and "10gb..." had stood in it."""
     monkeypatch.setenv("COLUMNS", "110")

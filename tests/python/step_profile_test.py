@@ -65,6 +65,7 @@ def test_a_training_script_is_profiled_and_ended(tmp_path: Path) -> None:
     assert [layer.elements for layer in profile.layers] == [64 * 256 + 256, 256 * 8 + 8]
     assert profile.batch == 32
     assert profile.compute_seconds > 0
+    assert (profile.optimizer, profile.is_like_adam) == ("SGD", False)
 
 
 def test_a_command_needs_as_many_steps_as_the_error_names(tmp_path: Path) -> None:
@@ -91,7 +92,7 @@ class Model(torch.nn.Module):
         x = self.embedding(words)
         return self.head(self.norm(self.attention(x, x, x)[0]))
 model = Model()
-optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+optimizer = torch.optim.AdamW(model.parameters())
 while True:
     optimizer.zero_grad()
     model(torch.randint(512, (16, 8))).square().mean().backward()
@@ -109,6 +110,7 @@ def test_tied_weights_count_once_and_those_of_modules_never_called_to_the_one_ar
         "LayerNorm": 32,
         "Linear": 512,
     }
+    assert (profile.optimizer, profile.is_like_adam) == ("AdamW", True)
 
 
 def test_a_parameter_of_no_module_is_an_error_that_says_which(

@@ -7,6 +7,7 @@ import signal
 import sys
 import textwrap
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from gradwire.ab.conclusions import basis, write_target
+from gradwire.ab.conclusions import baseline, basis, write_target
 from gradwire.ab.experiment import (
     UNSHAPED,
     Conditions,
@@ -93,8 +94,8 @@ def run_experiment(plan: Plan, target: float | None, json_file: str | None, cons
                 write_json(outcome.record(), json_file)
             return outcome, page
 
-        if warning:
-            console.print(Text(f"NOTE: {warning}", style="bold yellow"))
+        for note in filter(None, (warning, _lacks_result(plan.command))):
+            console.print(Text(f"NOTE: {note}", style="bold yellow"))
         with ProgressView(console, plan.arms, len(plan.seeds)) as view:
             try:
                 for run in run_plan(plan, conditions, view):
@@ -114,7 +115,7 @@ def run_experiment(plan: Plan, target: float | None, json_file: str | None, cons
     if failures:
         more = f" ({len(failures)} of {expected} runs failed)"
         if len(ended) < expected:
-            more = f" (every arm failed under seed {plan.seeds[0]}: no other seed was tried)"
+            more = f" ({expected - len(ended)} more runs were not tried: the command itself is at fault)"
         return Ended(outcome, failures[0].exit_code, f"{failures[0]}{more}")
     return Ended(outcome)
 
@@ -125,6 +126,20 @@ def _warning(plan: Plan, conditions: Conditions) -> str | None:
     return (
         f"the link is NOT shaped to {plan.bandwidth}: {conditions.reason}. All processes share one "
         "loopback interface, so times say nothing about a slow network. Accuracy and bytes are not affected."
+    )
+
+
+def _lacks_result(command: Sequence[str]) -> str | None:
+    """Says that a script does not mention what a run must write, which else shows after the whole first run."""
+    script = next((Path(word) for word in command if word.endswith(".py")), None)
+    if script is None or not script.is_file():
+        return None
+    text = script.read_text(encoding="utf-8", errors="replace")
+    if "GRADWIRE_RESULT" in text or ("gradwire" in text and "result" in text):
+        return None
+    return (
+        f"{script} does not mention gradwire.result. If nothing that it imports calls gradwire.result.write("
+        "accuracy_per_epoch=[...]) or (loss_per_epoch=[...]), the first run will fail at its end."
     )
 
 
@@ -157,5 +172,7 @@ def show(outcome: Outcome, page: Path, console: Console) -> None:
             text, width, initial_indent="- ", subsequent_indent="  ", break_on_hyphens=False
         )
         console.print(Text(lines), soft_wrap=True)
+    if (said := baseline(outcome)) is not None:
+        console.print(Text(said, style="dim"))
     console.print(Text(f"target: {write_target(outcome)}, {outcome.target_reason}", style="dim"))
     console.print(f"report: {page}", highlight=False, markup=False, soft_wrap=True)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from gradwire.ab.experiment import UNSHAPED
-from gradwire.ab.names import link_name, sentence
+from gradwire.ab.names import arm_name, link_name, sentence
 from gradwire.report.paired_statistics import Interval
 from gradwire.settings.units import format_duration
 
@@ -83,6 +83,16 @@ def basis(outcome: Outcome) -> str:
     seeds = outcome.seeds
     how = "brackets: 95 % intervals of the paired differences" if seeds > 1 else "one seed gives no intervals"
     return f"{seeds} seed{'s' if seeds != 1 else ''}; {how}; link: {link_name(outcome.link)}"
+
+
+def baseline(outcome: Outcome) -> str | None:
+    """Says what the arm without a codec is, so that nobody takes it for another library's sum; None: there is none."""
+    if all(arm.arm != "none" for arm in outcome.arms):
+        return None
+    return (
+        f"{sentence(arm_name('none'))}: the same messages over the same servers, without a codec. That is not the "
+        "all-reduce of DDP or MPI; `-s 0` sums without servers, as these do"
+    )
 
 
 def write_target(outcome: Outcome) -> str:

@@ -156,10 +156,18 @@ class RunFailed(Exception):
     Attributes:
         exit_code: that of the process that failed.
         last_lines: the end of its output.
+        is_the_commands: every arm would fail so, as the command itself lacks something.
     """
 
     def __init__(
-        self, arm: str, seed: int, cause: str, exit_code: int, last_lines: Sequence[str] = ()
+        self,
+        arm: str,
+        seed: int,
+        cause: str,
+        exit_code: int,
+        last_lines: Sequence[str] = (),
+        *,
+        is_the_commands: bool = False,
     ) -> None:
         super().__init__(f"{arm}, seed {seed}: {cause}")
         self.arm = arm
@@ -167,6 +175,7 @@ class RunFailed(Exception):
         self.cause = cause
         self.exit_code = exit_code
         self.last_lines = tuple(last_lines)
+        self.is_the_commands = is_the_commands
 
     def record(self) -> dict[str, Any]:
         return {
@@ -255,8 +264,8 @@ class _Log:
 def run_plan(plan: Plan, conditions: Conditions, progress: Progress) -> Iterator[Run | RunFailed]:
     """Runs all arms and seeds, one after the other, and yields each run when it ends.
 
-    A run that fails is yielded too, and the others go on. If every arm fails under the first seed, no other seed is
-    tried: then the command itself is at fault.
+    A run that fails is yielded too, and the others go on. If the command itself is at fault, none is tried after it:
+    where the first run says so, or every arm fails under the first seed.
 
     Raises:
         Interrupted: a signal came. No process is left running.
@@ -277,6 +286,8 @@ def run_plan(plan: Plan, conditions: Conditions, progress: Progress) -> Iterator
         except RunFailed as failure:
             progress.failed(failure)
             yield failure
+            if first is None and failure.is_the_commands:
+                return
         else:
             progress.finished(run)
             yield run
@@ -335,8 +346,11 @@ def _run_one(plan: Plan, arm: str, seed: int, conditions: Conditions, log: _Log)
             record = result.read(path)
         except FileNotFoundError:
             what = "the command ended with exit code 0 but wrote nothing to GRADWIRE_RESULT"
-            how = "call gradwire.result.write(accuracy_per_epoch=[...]) at its end"
-            raise RunFailed(arm, seed, f"{what}: {how}", 1) from None
+            how = (
+                "call gradwire.result.write(accuracy_per_epoch=[...]) at its end, or loss_per_epoch=[...] of a job "
+                "that has no accuracy"
+            )
+            raise RunFailed(arm, seed, f"{what}: {how}", 1, is_the_commands=True) from None
         except ValueError as error:
             raise RunFailed(arm, seed, str(error), 1) from None
         if arm != "none" and (reason := _why_not_compressed(record)) is not None:

@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
-from gradwire.ab.conclusions import basis, write_seconds, write_target
+from gradwire.ab.conclusions import baseline, basis, write_seconds, write_target
 from gradwire.ab.experiment import Run, RunFailed
 from gradwire.ab.names import link_name
 from gradwire.ab.summary import NEGLIGIBLE, ArmSummary, Outcome, negligible, write_interval
@@ -98,6 +98,8 @@ def _methods(outcome: Outcome) -> list[str]:
             f"Target: {write_target(outcome)}, {outcome.target_reason}. Time to the target is read off each run's "
             "curve, on a straight line between two epochs."
         )
+    if (said := baseline(outcome)) is not None:
+        texts.append(f"{said}.")
     if any(outcome.seeds_needed(arm) for arm in outcome.arms):
         texts.append(
             "How many seeds would decide is an estimate: it takes the mean and the spread of the paired differences as "

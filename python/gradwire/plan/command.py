@@ -115,7 +115,8 @@ def plan(
             "--codec",
             metavar="CODEC",
             help="Codec to try: the name of a codec, or 2bit:reply=2bit. Repeatable. `gradwire codecs` lists all. "
-            "Default: none, fp16, int8, 2bit, 2bit:reply=2bit.",
+            "Default: none, fp16, int8, 2bit, 2bit:reply=2bit; for CMD with an optimizer like Adam none, fp16, int8, "
+            "nf4, nf2.",
             autocompletion=codec_listing.names,
         ),
     ] = None,
@@ -283,7 +284,7 @@ def plan(
         servers=servers,
         bandwidth=float(parse_rate(bandwidth)),
         latency=parse_duration(latency),
-        codecs=tuple(codecs or planner.CODECS),
+        codecs=tuple(codecs or ()),
         placements=places,
         schedule=simulation.Schedule(
             per_layer=not drain, codec_threads=codec_threads, server_threads=server_threads
@@ -294,7 +295,25 @@ def plan(
     if netlab:
         _require_one_machine(question)
     is_known = model in layer_profile.KNOWN and step_time is None
-    _predict(question, costs, sweep, svg, json_file, note=_ASK_FOR_TIME if is_known else "")
+    notes = [_ASK_FOR_TIME] if is_known else []
+    _predict(question, costs, sweep, svg, json_file, notes=notes + _assumed(context, question))
+
+
+def _assumed(context: typer.Context, question: Question) -> list[str]:
+    """Says what the network is taken to be, where the command line does not."""
+    from gradwire.settings.units import format_rate
+
+    taken = {
+        "workers": f"{question.workers} workers (-n)",
+        "bandwidth": f"links of {format_rate(question.bandwidth)} (--bandwidth)",
+    }
+    assumed = [text for name, text in taken.items() if not _is_given(context, name)]
+    return [f"Assumed: {', '.join(assumed)}."] if assumed else []
+
+
+def _is_given(context: typer.Context, name: str) -> bool:
+    source = context.get_parameter_source(name)
+    return source is not None and source.name == "COMMANDLINE"
 
 
 def _predict(
@@ -304,9 +323,9 @@ def _predict(
     svg: Path | None,
     json_file: str | None,
     *,
-    note: str,
+    notes: Sequence[str],
 ) -> None:
-    """Shows and records the answer, with a sweep if there is to be one."""
+    """Shows and records the answer, with a sweep if there is to be one. notes: what to say of the question."""
     from rich.console import Console
 
     from gradwire.launch.console import say
@@ -314,7 +333,7 @@ def _predict(
 
     console = Console(stderr=json_file == "-")
     found = planner.answer(question, costs)
-    _show(found, question, console, note)
+    _show(found, question, console, notes)
     record = found.record()
     interrupted = False
     if sweep is not None:
@@ -332,9 +351,8 @@ def _require_none_but(
     """Raises ValueError for what --calibrate would leave aside."""
     given = ["the command"] if command else []
     for option in context.command.params:
-        name, source = option.opts[0], context.get_parameter_source(option.name or "")
-        is_given = source is not None and source.name == "COMMANDLINE"
-        if is_given and name.startswith("-") and name not in allowed:
+        name = option.opts[0]
+        if _is_given(context, option.name or "") and name.startswith("-") and name not in allowed:
             given.append(name)
     if given:
         raise ValueError(
@@ -375,26 +393,26 @@ def _profile(
     return profile
 
 
-def _show(found: Answer, question: Question, console: Console, of_a_model: str) -> None:
-    """of_a_model: what to say of the compute time of a model that comes with gradwire; empty: nothing."""
+def _show(found: Answer, question: Question, console: Console, notes: Sequence[str]) -> None:
     from gradwire.settings.units import format_bytes, format_duration
     from gradwire.terminal.wide_table import print_table
 
     profile = question.profile
+    stepped = "" if profile.optimizer is None else f", {profile.optimizer}"
     console.print(
         f"{profile.name}: {len(profile.layers)} layers, {format_bytes(4 * profile.elements)} of gradients, "
-        f"{format_duration(profile.compute_seconds)} of compute a step",
+        f"{format_duration(profile.compute_seconds)} of compute a step{stepped}",
         highlight=False,
         soft_wrap=True,
     )
-    if of_a_model:
-        console.print(of_a_model, highlight=False)
+    for text in notes:
+        console.print(text, highlight=False)
     if profile.warning is not None:
         console.print(f"WARNING: {profile.warning}", style="bold yellow", highlight=False)
     print_table(_fitting(found.predictions, found.best, console), console)
-    for text in (found.left_out, found.reason):
-        if text is not None:
-            console.print(text, highlight=False)
+    for said in (found.left_out, found.reason):
+        if said is not None:
+            console.print(said, highlight=False)
 
 
 def _fitting(rows: Sequence[Prediction], best: Prediction | None, console: Console) -> Table:

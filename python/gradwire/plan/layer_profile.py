@@ -15,7 +15,9 @@ from typing import Any
 from gradwire.settings.units import format_duration
 
 _MOST_SPREAD = 1.2  # slow steps over fast ones: beyond it, a figure says more of other load than of the job
-_OPTIONAL = frozenset({"spread", "machine", "steps"})  # that older files do not have
+_OPTIONAL = frozenset(
+    {"spread", "machine", "steps", "optimizer", "is_like_adam"}
+)  # that older files do not have
 KNOWN = ("vgg16", "resnet50", "bert_large")
 
 
@@ -52,6 +54,8 @@ class Profile:
         spread: seconds of a step, 10th and 90th percentile of those that were measured; None: not known.
         machine: None: not known; every thread is then taken to have a core.
         steps: seconds of each step that was measured; None: not known.
+        optimizer: name of the class of the first optimizer that stepped; None: not known.
+        is_like_adam: whether that optimizer has betas, as Adam does, with which codecs of few levels lose accuracy.
     """
 
     name: str
@@ -62,6 +66,8 @@ class Profile:
     spread: tuple[float, float] | None = None
     machine: Machine | None = None
     steps: tuple[float, ...] | None = None
+    optimizer: str | None = None
+    is_like_adam: bool | None = None
 
     @property
     def compute_seconds(self) -> float:
@@ -201,6 +207,11 @@ def validate(profile: Profile) -> None:
         for name, value in vars(profile.machine).items():
             if isinstance(value, bool) or not isinstance(value, int) or value < least[name]:
                 raise ValueError(f"machine: {name}={value!r}; expected a whole number, {least[name]} or more")
+    if not isinstance(profile.optimizer, str | None) or not isinstance(profile.is_like_adam, bool | None):
+        raise ValueError(
+            f"optimizer={profile.optimizer!r}, is_like_adam={profile.is_like_adam!r}; expected a name, and true or "
+            "false"
+        )
     step = profile.batch / profile.images_per_second
     if not math.isclose(profile.compute_seconds, step, rel_tol=1e-3):
         raise ValueError(

@@ -14,6 +14,7 @@ from gradwire.plan.simulation import SUMMED, Network, Placement, Schedule, Varia
 from gradwire.settings.units import format_bytes, format_rate
 
 CODECS = ("none", "fp16", "int8", "2bit", "2bit:reply=2bit")
+CODECS_FOR_ADAM = ("none", "fp16", "int8", "nf4", "nf2")
 BANDWIDTHS = tuple(
     float(rate) * 1e6 for rate in (50, 100, 200, 500, 1000, 2000, 5000, 10_000, 25_000, 50_000, 100_000)
 )
@@ -34,10 +35,14 @@ class Question:
     bandwidth: float  # bits per second
     latency: float  # seconds, one way
     servers: int | None = None
-    codecs: tuple[str, ...] = CODECS
+    codecs: tuple[str, ...] = ()  # empty: those that go with the profile's optimizer
     placements: tuple[Placement, ...] = ("peers", "servers")
     schedule: Schedule = field(default_factory=Schedule)
     netlab: bool = False  # as Network has it
+
+    @property
+    def tried_codecs(self) -> tuple[str, ...]:
+        return self.codecs or (CODECS_FOR_ADAM if self.profile.is_like_adam else CODECS)
 
     def networks(self) -> list[Network]:
         rows = []
@@ -200,7 +205,7 @@ def answer(question: Question, calibration: Calibration) -> Answer:
 
     Raises: ValueError: a codec that is not planned, or nothing that can be predicted; says why.
     """
-    variants = [Variant.parse(spec) for spec in question.codecs]
+    variants = [Variant.parse(spec) for spec in question.tried_codecs]
     candidates = [
         (network, variant)
         for variant in variants
@@ -282,11 +287,7 @@ def _reason(question: Question, predictions: Sequence[Prediction], best: Predict
         return f"{text}; do not compress: {most.variant} would change that by {gain:+.1f} points"
     codec = best.variant.codec
     # Speed alone decides here, and what a codec costs depends on the optimizer.
-    warning = (
-        f"; {codec} loses accuracy with Adam and AdamW: use int8, nf4 or nf2 there"
-        if codec in FEW_LEVELS
-        else ""
-    )
+    warning = _warning_of_adam(question.profile) if codec in FEW_LEVELS else ""
     if not dense:
         return f"{text}; without a codec was not tried{warning}"
     plain = max(dense, key=lambda row: row.efficiency)
@@ -295,6 +296,15 @@ def _reason(question: Question, predictions: Sequence[Prediction], best: Predict
         f"{text}; compress: without, {_place(plain.network)} reach {_percent(plain.efficiency)}, {gain:.1f} points "
         f"less, and a step sends {format_bytes(plain.sent_bytes)} a worker instead of {format_bytes(best.sent_bytes)}"
         f"{warning}"
+    )
+
+
+def _warning_of_adam(profile: Profile) -> str:
+    """Returns what to say beside a codec of few levels: nothing where the optimizer is known to bear it."""
+    if profile.is_like_adam is None:
+        return "; it loses accuracy with Adam and AdamW: use int8, nf4 or nf2 there"
+    return (
+        f"; it loses accuracy with {profile.optimizer}: use int8, nf4 or nf2" if profile.is_like_adam else ""
     )
 
 
@@ -321,7 +331,7 @@ def sweep(question: Question, over: str, calibration: Calibration) -> Iterator[P
     )
     for each in questions:
         networks = [row for row in each.networks() if row.placement != "beside" or row.servers <= row.workers]
-        for spec in question.codecs if networks else ():
+        for spec in question.tried_codecs if networks else ():
             variant = Variant.parse(spec)
             candidates = [(network, variant) for network in networks if variant.goes_with(network.placement)]
             options, _ = _predictions(each, candidates, calibration, _as_scheduled)

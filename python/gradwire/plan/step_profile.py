@@ -310,6 +310,8 @@ class StepClock:
         profile = replace(
             profile_of(self._steps[_WARM_UP:], self._elements, self._names, max(1, self._batch)),
             machine=self._machine(),
+            optimizer=type(optimizer).__name__,
+            is_like_adam=any("betas" in group for group in optimizer.param_groups),
         )
         Path(self._file).write_text(text_of(profile), encoding="utf-8")
         self._is_written = True

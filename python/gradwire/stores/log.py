@@ -45,8 +45,15 @@ class Log:
             text: one line for people.
             fields: numbers and names that JSON has besides; text has them in words, if at all.
         """
-        if not self.reports(level):
-            return
+        if self.reports(level):
+            self._write(level, text, fields)
+
+    def tell(self, text: str, **fields: Any) -> None:
+        """Reports what the user asked to see, once a job, at each level but "error"; fields as in say()."""
+        if self.reports("warning"):
+            self._write("info", text, fields)
+
+    def _write(self, level: LogLevel, text: str, fields: dict[str, Any]) -> None:
         if self.as_json:
             now = datetime.now(timezone.utc).isoformat(timespec="milliseconds").replace("+00:00", "Z")
             head = {"time": now, "level": level, "role": "worker", "rank": self.rank, "text": text}

@@ -13,10 +13,13 @@ from typing import Any, NamedTuple
 from gradwire import _core
 from gradwire.collectives import Collectives
 from gradwire.settings import definitions as settings
+from gradwire.settings.units import format_bytes
 from gradwire.stores import codec_override, connect, run_meter, uncaught_error
 from gradwire.stores.backend import AbstractKVStore
 from gradwire.stores.log import Log
 from gradwire.timeline.recorder import Recorder
+
+_SHOWN_RATIO = 1.05  # of gradients' bytes to payloads', from which on a store has compressed
 
 
 class _Serving(NamedTuple):
@@ -315,12 +318,21 @@ class Worker(AbstractKVStore):
         if self.rank == 0 and codec not in (None, "none") and codec_override.is_taken() is False:
             self._log.say(
                 "warning",
-                f"GRADWIRE_COMPRESSION={codec} is set, and nothing was compressed by it: call "
-                "set_gradient_compression(), or wrap the optimizer, for which it stands then",
+                f"GRADWIRE_COMPRESSION={codec} is set, and nothing was compressed by it: register the DDP hook, wrap "
+                "the optimizer, or call set_gradient_compression(), for which it stands then",
             )
+
+    def _report_compressed(self) -> None:
+        """Says on rank 0 what its codecs saved, so that a user sees that they were in use."""
+        raw, encoded = self.engine.pushed()
+        if self.rank == 0 and raw > _SHOWN_RATIO * encoded > 0:
+            sizes = f"{format_bytes(raw)} of gradients were sent as {format_bytes(encoded)}"
+            text = f"compressed: {sizes}, {raw / encoded:.1f} times less"
+            self._log.tell(text, bytes_raw=raw, bytes_encoded=encoded)
 
     def _leave(self) -> None:
         self._report_untaken_codec()
+        self._report_compressed()
         recorder, self._recorder = self._recorder, None
         if recorder is not None:
             recorder.stop()
