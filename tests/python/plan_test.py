@@ -331,6 +331,17 @@ def test_a_models_step_takes_the_time_that_is_given() -> None:
     assert "as published; --step-time gives yours" in gradwire(*words).stdout
 
 
+def test_at_80_columns_it_is_still_a_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A list of each row's values had 281 lines."""
+    monkeypatch.setenv("COLUMNS", "80")
+    for more in ((), ("--sweep", "bandwidth")):
+        lines = gradwire("--model", "resnet50", *more).stdout.splitlines()
+        assert "--json also has partition, credit, bound, exposed." in " ".join(lines)
+        assert max(map(len, lines)) <= 80
+        assert not any("e+03" in line or "\u2026" in line for line in lines)
+        assert sum(line.strip().startswith("placement:") for line in lines) == 0
+
+
 def test_a_job_with_adam_is_planned_with_codecs_that_go_with_it() -> None:
     adam = replace(layer_profile.find("vgg16"), optimizer="AdamW", is_like_adam=True)
     sgd = replace(adam, optimizer="SGD", is_like_adam=False)

@@ -416,19 +416,28 @@ def _show(found: Answer, question: Question, console: Console, notes: Sequence[s
 
 
 def _fitting(rows: Sequence[Prediction], best: Prediction | None, console: Console) -> Table:
-    """Returns the table with whole words; where they do not fit, one in which codecs and placements may break."""
+    """Returns the table with whole words; where they do not fit, one in which codecs and placements may break; where
+    that is too wide, one of fewer columns."""
     from gradwire.terminal.wide_table import fits
 
-    whole = _table(rows, best, breaks=False)
-    return whole if fits(whole, console) else _table(rows, best, breaks=True)
+    tables = (_table(rows, best), _table(rows, best, breaks=True))
+    fewer = _table(rows, best, breaks=True, left_out=_FIRST_TO_GO)
+    fewer.caption = f"--json also has {', '.join(_FIRST_TO_GO)}."
+    return next((table for table in tables if fits(table, console)), fewer)
 
 
-def _table(rows: Sequence[Prediction], best: Prediction | None, *, breaks: bool) -> Table:
+def _table(
+    rows: Sequence[Prediction],
+    best: Prediction | None,
+    *,
+    breaks: bool = False,
+    left_out: Collection[str] = (),
+) -> Table:
     """Makes a row for each prediction. Values that all have in common stand in the title."""
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
 
-    cells = [_cells(row) for row in rows]
+    cells = [{name: text for name, text in _cells(row).items() if name not in left_out} for row in rows]
     varied = [name for name in cells[0] if name in _ALWAYS or len({row[name] for row in cells}) > 1]
     common = [f"{name} {text}" for name, text in cells[0].items() if name not in varied]
     table = Table(
@@ -436,6 +445,7 @@ def _table(rows: Sequence[Prediction], best: Prediction | None, *, breaks: bool)
         title=", ".join(common),
         title_justify="left",
         title_style="dim",
+        caption_justify="left",
         padding=(0, 1, 0, 0),
         pad_edge=False,
     )
@@ -454,6 +464,7 @@ def _table(rows: Sequence[Prediction], best: Prediction | None, *, breaks: bool)
 
 
 _NARROWEST_WORDS = 7  # of "2bit:reply=2bit", "servers: 4"
+_FIRST_TO_GO = ("partition", "credit", "bound", "exposed")
 _ALWAYS = ("codec", "effi-\nciency", "bound", "step", "interval", "exposed", "sent", "link\nbusy")
 
 
@@ -487,7 +498,7 @@ def _interval(row: Prediction) -> str:
     scale = (
         float(format_duration(row.step_seconds).split()[0]) / row.step_seconds if row.step_seconds else 1.0
     )
-    low, high = (f"{scale * end:.3g}" for end in row.step_interval)
+    low, high = (f"{float(f'{scale * end:.3g}'):g}" for end in row.step_interval)  # 1040, not 1.04e+03
     return f"{low}-{high}"
 
 
