@@ -20,7 +20,7 @@ from gradwire.report.chart import Series, line_chart, standalone
 from gradwire.settings.units import format_rate
 
 FOLDER = Path(__file__).parent
-MODELS = layer_profile.KNOWN
+MODELS = ("vgg16", "resnet50", "bert_large")
 RATES = (0.5e9, 1e9, 2e9, 5e9, 10e9, 25e9)
 LATENCY = 50e-6
 COSTS = calibration.load()

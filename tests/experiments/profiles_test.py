@@ -18,14 +18,19 @@ profiles: Any = load(FOLDER / "profiles.py")
 
 @pytest.mark.parametrize(
     ("name", "layers", "elements"),
-    [("vgg16", 16, 138_357_544), ("resnet50", 54, 25_557_032), ("bert_large", 148, 336_226_108)],
+    [
+        ("vgg16", 16, 138_357_544),
+        ("resnet50", 54, 25_557_032),
+        ("bert_large", 148, 336_226_108),
+        ("gpt2_124m", 50, 124_082_688),
+    ],
 )
 def test_parameters_are_the_published_ones(name: str, layers: int, elements: int) -> None:
     profile = profiles.MODELS[name]()
     assert (len(profile.layers), profile.elements) == (layers, elements)
 
 
-@pytest.mark.parametrize("name", ["vgg16", "resnet50", "bert_large"])
+@pytest.mark.parametrize("name", list(profiles.MODELS))
 def test_a_committed_file_is_what_the_derivation_gives(name: str) -> None:
     path = profiles.FOLDER / f"{name}.json"
     assert path.read_text(encoding="utf-8") == profiles.text_of(profiles.MODELS[name]())
@@ -72,3 +77,16 @@ def test_what_cannot_be_a_step_is_refused(tmp_path: Path, change: dict[str, Any]
     path.write_text(json.dumps(document() | change), encoding="utf-8")
     with pytest.raises(ValueError, match=message):
         profiles.load(path)
+
+
+def test_gpt2_has_the_parameters_of_the_one_that_is_measured_on_a_gpu() -> None:
+    transformer: Any = load(FOLDER.parent / "gpu" / "transformer.py")
+    with torch.device("meta"):
+        model = transformer.Transformer(transformer.SIZES["124m"])
+    assert profiles.gpt2_124m().elements == sum(parameter.numel() for parameter in model.parameters())
+
+
+def test_the_page_has_the_simulators_table_for_the_compute_of_today() -> None:
+    page = (FOLDER / "README.md").read_text(encoding="utf-8")
+    today: Any = load(FOLDER / "today.py")
+    assert "\n".join(today.table()) in page

@@ -373,8 +373,11 @@ def test_no_cell_breaks_at_110_columns(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("words", "text"),
     [
-        ([], "expected either --model (vgg16, resnet50, bert_large, or a file) or a command"),
-        (["--model", "alexnet"], "there is no model 'alexnet': expected vgg16, resnet50, bert_large"),
+        ([], "expected either --model (vgg16, resnet50, bert_large, gpt2_124m, or a file) or a command"),
+        (
+            ["--model", "alexnet"],
+            "there is no model 'alexnet': expected vgg16, resnet50, bert_large, gpt2_124m or a",
+        ),
         (["--model", "vgg16", "--svg", "x.svg"], "--svg draws a sweep"),
         (
             ["--model", "vgg16", "--codec", "topk:ratio=0.1"],

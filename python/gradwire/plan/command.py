@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from gradwire.plan.planner import Answer, Prediction, Question
 
 _LATENCY = "50us"
+_CORES = 8  # that a host is taken to have, beside its GPU, of which the profile does not say how many
 _MOST_NODES = 65_536  # minutes of simulating
 _MOST_THREADS = 1_024
 _ASK_FOR_TIME = "The compute time is as published; --step-time gives yours."
@@ -51,7 +52,7 @@ def plan(
         str | None,
         typer.Option(
             metavar="MODEL",
-            help="vgg16, resnet50, bert_large, or the file of a profile. Default: the profile of CMD.",
+            help="vgg16, resnet50, bert_large, gpt2_124m, or the file of a profile. Default: the profile of CMD.",
             rich_help_panel=_MODEL,
             autocompletion=_models,
         ),
@@ -138,15 +139,16 @@ def plan(
         ),
     ] = False,
     codec_threads: Annotated[
-        int,
+        int | None,
         typer.Option(
             metavar="N",
             min=1,
             max=_MOST_THREADS,
-            help="Threads of a worker that encode and decode. Default: 1.",
+            help="Threads of a worker that encode and decode. Default: as gradwire chooses on the machine of the "
+            f"profile: half of its cores, 1 to 4; of {_CORES} cores for a model.",
             rich_help_panel=_DETAILS,
         ),
-    ] = 1,
+    ] = None,
     server_threads: Annotated[
         int,
         typer.Option(
@@ -242,6 +244,7 @@ def plan(
     from gradwire.launch.console import say
     from gradwire.plan import calibration as calibrations
     from gradwire.plan import layer_profile, planner, simulation
+    from gradwire.settings.cores import default_codec_threads
     from gradwire.settings.units import parse_duration, parse_rate
 
     if calibrate is not None:
@@ -279,6 +282,9 @@ def plan(
             f"plan: with --netlab, all {workers} workers share this machine: give --copies {workers}, not {copies}"
         )
     costs = calibrations.load(calibration)
+    profile = _profile(model, seconds, command or [], copies, profile_file)  # last: it may take minutes
+    if codec_threads is None:
+        codec_threads = default_codec_threads(_CORES if profile.machine is None else profile.machine.cores)
     question = planner.Question(
         workers=workers,
         servers=servers,
@@ -290,7 +296,7 @@ def plan(
             per_layer=not drain, codec_threads=codec_threads, server_threads=server_threads
         ),
         netlab=netlab,
-        profile=_profile(model, seconds, command or [], copies, profile_file),  # last: it may take minutes
+        profile=profile,
     )
     if netlab:
         _require_one_machine(question)

@@ -1,6 +1,6 @@
 """Layer profiles: what a network's layers hold and how long they compute. The replay and `gradwire plan` read them.
 
-The known ones (vgg16, resnet50, bert_large) are in profiles/; experiments/replay/profiles.py derives them.
+The known ones (KNOWN) are in profiles/; experiments/replay/profiles.py derives them.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _MOST_SPREAD = 1.2  # slow steps over fast ones: beyond it, a figure says more o
 _OPTIONAL = frozenset(
     {"spread", "machine", "steps", "optimizer", "is_like_adam"}
 )  # that older files do not have
-KNOWN = ("vgg16", "resnet50", "bert_large")
+KNOWN = ("vgg16", "resnet50", "bert_large", "gpt2_124m")
 
 
 @dataclass(frozen=True)
