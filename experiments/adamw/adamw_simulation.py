@@ -246,7 +246,7 @@ def train(
     observe: Observer | None = None,
 ) -> Trained:
     """Trains on one thread."""
-    steps = steps or task.steps
+    steps = steps or round(recipe.steps * task.steps)
     torch.set_num_threads(1)
     torch.manual_seed(seed)
     model = task.network()

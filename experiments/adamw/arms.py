@@ -4,12 +4,14 @@ from __future__ import annotations
 
 BASE = "none"
 # With several seeds: what the answer rests on.
-PAIRED = ("none", "bf16", "int4", "nf4", "nf2", "2bit;whiten=rows+columns", "2bit")
+PAIRED = ("none", "bf16", "int8", "int4", "nf4", "nf2", "2bit;whiten=rows+columns", "2bit")
+# With several seeds: how many steps of a training without a codec are worth the whole one with it.
+SHORTER = tuple(f"none;steps={share}" for share in (0.95, 0.9, 0.8, 0.65, 0.5))
 TASKS = ("char_lm_micro", "vit", "char_lm_tiny", "char_lm_small")
 _SEEDS = 5
 # With one seed: what every codec does.
 _CODECS = (
-    *("fp16", "int8", "fp8", "nf2:block=64", "nf2:block=256", "nf2:reply=fp32"),
+    *("fp16", "fp8", "nf2:block=64", "nf2:block=256", "nf2:reply=fp32"),
     *("2bit:reply=2bit", "2bit:reply=2bit;whiten=rows+columns"),
     *("1bit", "topk", "topk:ratio=0.1", "powersgd:rank=4"),
 )
@@ -33,5 +35,5 @@ def planned(seeds: int | None = None) -> list[tuple[str, str, int]]:
     """
     runs = [("char_lm_micro", arm, 0) for arm in (*PAIRED, *_CODECS, *_ABLATIONS)]
     for seed in range(_SEEDS if seeds is None else seeds):
-        runs += [(task, arm, seed) for task in TASKS for arm in PAIRED]
+        runs += [(task, arm, seed) for task in TASKS for arm in (*PAIRED, *SHORTER)]
     return list(dict.fromkeys(runs))

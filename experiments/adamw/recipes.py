@@ -29,6 +29,7 @@ class Recipe:
         dense: parts of the names of tensors that are not compressed, with + between.
         turns: above 1, a step sends only every so-many-th block of 128 elements, and the others wait for their turn.
         beta1, lr: other than the task's; lr is a factor.
+        steps: a factor of the task's, below 1 for a shorter training, whose learning rate falls as much sooner.
     """
 
     codec: str
@@ -45,6 +46,7 @@ class Recipe:
     turns: int = 1
     beta1: float = 0.9
     lr: float = 1.0
+    steps: float = 1.0
 
     @classmethod
     def parse(cls, arm: str) -> Recipe:

@@ -144,16 +144,14 @@ def bert_large() -> Profile:
     return replace(share_out("bert_large", source, 14, 26.04, products), optimizer="Adam", is_like_adam=True)
 
 
-def gpt2_124m() -> Profile:
-    """GPT-2 of 124 million parameters, as experiments/gpu/transformer.py has it: sequences of 512, and the output
-    embedding is the input's.
+def gpt_products(hidden: int, blocks: int, tokens: int, vocabulary: int) -> list[Product]:
+    """Returns a transformer's layers as experiments/gpu/transformer.py has them. Its output embedding is the input's.
 
-    Source: Radford et al., "Language models are unsupervised multitask learners", 2019, table 2; AdamW as is usual.
+    Source: Radford et al., "Language models are unsupervised multitask learners", 2019, section 2.3.
     """
-    hidden, wide, tokens, vocabulary = 768, 3072, 512, 50_304
-    norm, square = 2 * hidden, hidden * hidden
+    norm, square, wide = 2 * hidden, hidden * hidden, 4 * hidden
     products = [Product("embeddings", (vocabulary + tokens) * hidden, 0)]  # looked up, not multiplied
-    for block in range(12):
+    for block in range(blocks):
         name = f"block{block}"
         attended = 2 * tokens * tokens * hidden  # the scores and their sums, just before the projection
         products.append(Product(f"{name}_qkv", 3 * square + 3 * hidden + norm, 3 * square * tokens))
@@ -161,13 +159,17 @@ def gpt2_124m() -> Profile:
         products.append(Product(f"{name}_widen", hidden * wide + wide + norm, hidden * wide * tokens))
         products.append(Product(f"{name}_narrow", wide * hidden + hidden, wide * hidden * tokens))
     products.append(Product("head", norm, hidden * vocabulary * tokens))  # its weights are the embeddings'
+    return products
+
+
+def gpt2_124m() -> Profile:
+    """GPT-2 of 124 million parameters with sequences of 512, and AdamW."""
     source = (
         "architecture: Radford et al. 2019, 12 blocks of 768; time: 60 ms a step of 8 sequences of 512 in float32 on "
         "one H100 (experiments/gpu), shared out by multiply-accumulates"
     )
-    return replace(
-        share_out("gpt2_124m", source, 8, 8 / 0.060, products), optimizer="AdamW", is_like_adam=True
-    )
+    profile = share_out("gpt2_124m", source, 8, 8 / 0.060, gpt_products(768, 12, 512, 50_304))
+    return replace(profile, optimizer="AdamW", is_like_adam=True)
 
 
 MODELS = {"vgg16": vgg16, "resnet50": resnet50, "bert_large": bert_large, "gpt2_124m": gpt2_124m}

@@ -31,6 +31,7 @@ NAMES = (
     "run",
     "spread",
     "sixteen_levels",
+    "time_to_accuracy",
 )
 
 
@@ -191,6 +192,43 @@ def test_runs_are_kept_and_not_repeated(
     run.measure(runs, None, (0, 1), file)
     assert run.read(file) == rows
     assert rows[1].flags == "steps=5 batch=4 lr=0.01"
+
+
+def test_a_shorter_training_is_one_of_fewer_steps(modules: dict[str, ModuleType], task: Any) -> None:
+    shorter = trained(modules, task, "none;steps=0.5")
+    assert shorter.loss == trained(modules, task, "none", steps=15).loss
+    assert shorter.loss > trained(modules, task, "none").loss
+
+
+def test_a_codec_is_worth_the_steps_of_the_training_without_it_that_ends_alike(
+    modules: dict[str, ModuleType],
+) -> None:
+    """By hand: 10 % fewer steps cost 0.1, 50 % 0.5; the codec costs 0.15, and 0.05 more or less by the seed."""
+    made, row = modules["time_to_accuracy"], modules["run"].Row
+    losses = {"none": 2.0, "none;steps=0.95": 2.05, "none;steps=0.9": 2.1, "none;steps=0.8": 2.2}
+    losses |= {"none;steps=0.65": 2.35, "none;steps=0.5": 2.5}
+    rows = [
+        row("vit", arm, seed, loss + seed, 0.5, 8.5, "", "", 1.0)
+        for arm, loss in losses.items()
+        for seed in range(3)
+    ]
+    rows += [
+        row("vit", "nf4", seed, 2.15 + (seed - 1) / 20 + seed, 0.5, 8.5, "", "", 1.0) for seed in range(3)
+    ]
+    found = made.shares(rows, "vit", "nf4")
+    half = 4.302653 * 0.05 / 3**0.5  # Student's t of two degrees
+    assert (found.mean, found.low, found.high) == pytest.approx((0.85, 0.85 - half, 0.85 + half), abs=1e-6)
+    better = [
+        dataclasses.replace(each, arm="int8", loss=each.loss - 1) for each in rows if each.arm == "none"
+    ]
+    assert made.shares([*rows, *better], "vit", "int8").mean == 1.0
+    worse = [dataclasses.replace(each, arm="2bit", loss=each.loss + 1) for each in rows if each.arm == "none"]
+    assert made.shares([*rows, *worse], "vit", "2bit").mean == 0.5
+
+
+def test_a_model_of_the_table_has_the_size_of_its_name(modules: dict[str, ModuleType]) -> None:
+    sizes = [model.profile().elements / 1e6 for model in modules["time_to_accuracy"].MODELS]
+    assert sizes == pytest.approx([10.6, 124.5, 1315.8], abs=0.1)
 
 
 def test_the_page_has_every_run(modules: dict[str, ModuleType], tmp_path: Path) -> None:
