@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import gc
 import warnings
+import weakref
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import gradwire as gw
 import gradwire.torch
 import pytest
 import torch
-from gradwire.torch import optimizer_options
+import torch.optim.optimizer as optimizer_module
+from gradwire.torch import adam_warning
 from python.compressed_net import make
 from torch import nn
 
@@ -36,9 +40,17 @@ def store() -> Iterator[gw.kv.KVStore]:
 
 
 @pytest.fixture(autouse=True)
-def fresh(monkeypatch: pytest.MonkeyPatch) -> None:
+def fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """As in a process of its own."""
-    monkeypatch.setattr(optimizer_options, "_has_warned_of_adam", False)
+    monkeypatch.setattr(adam_warning, "_has_warned", False)
+    yield
+    adam_warning._stop()
+    assert not is_watching()
+
+
+def is_watching() -> bool:
+    """Whether the global hook is there, which each step of any optimizer calls."""
+    return adam_warning._before_step in optimizer_module._global_optimizer_pre_hooks.values()
 
 
 def texts(
@@ -132,3 +144,165 @@ def test_local_steps_warn_of_the_outer_optimizer_alone(store: gw.kv.KVStore) -> 
 
     assert wrap({}) == []
     assert len(wrap({"outer": lambda weights: torch.optim.Adam(weights, lr=0.1)})) == 1
+
+
+# -- where an exchange has parameters, and no optimizer ------------------------------------------------------------
+
+
+def watch(model: nn.Module, codec: str) -> None:
+    adam_warning.watch((weakref.ref(p), codec) for p in model.parameters())
+
+
+def step(*optimizers: torch.optim.Optimizer) -> None:
+    for optimizer in optimizers:
+        for group in optimizer.param_groups:
+            for p in group["params"]:
+                p.grad = torch.ones_like(p)
+        optimizer.step()
+
+
+@contextmanager
+def noting() -> Iterator[list[str]]:
+    """Notes the warnings on Adam's account."""
+    found: list[str] = []
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        yield found
+        found += [str(each.message) for each in caught if "int8" in str(each.message)]
+
+
+@pytest.mark.parametrize("codec", ["2bit", "1bit", "2bit:threshold=0.5"])
+def test_the_first_step_warns_and_ends_the_watch(codec: str) -> None:
+    model = make()
+    optimizer = Mine(model.parameters())
+    with noting() as found:
+        watch(model, codec)
+        step(optimizer)
+    (text,) = found
+    assert f"Mine loses accuracy with the codec {codec.partition(':')[0]}" in text
+    assert not is_watching()
+    with noting() as found:
+        watch(make(), codec)
+        step(optimizer)
+    assert found == []
+    assert not is_watching(), "this process has had the warning"
+
+
+def test_other_codecs_are_not_watched() -> None:
+    watch(make(), "int8")
+    assert not is_watching()
+
+
+def test_another_optimizer_ends_the_watch_in_its_second_step() -> None:
+    model = make()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with noting() as found:
+        watch(model, "2bit")
+        step(optimizer)
+        step(optimizer)
+    assert found == []
+    assert not is_watching()
+
+
+def test_each_optimizer_of_a_model_is_judged() -> None:
+    model = make()
+    first, *others = model.parameters()
+    optimizers = torch.optim.SGD([first], lr=0.1), torch.optim.AdamW(others)
+    with noting() as found:
+        watch(model, "1bit")
+        step(*optimizers)
+    assert len(found) == 1
+
+
+def test_only_the_parameters_that_are_watched_count() -> None:
+    model, mine, theirs = make(), make(), make()
+    with noting() as found:
+        watch(model, "2bit")
+        step(torch.optim.AdamW(mine.parameters()))
+        step(torch.optim.AdamW(theirs.parameters()))
+    assert found == []
+    assert is_watching(), "for the model's own"
+    with noting() as found:
+        step(torch.optim.AdamW(model.parameters()))
+    assert len(found) == 1
+
+
+def test_an_optimizer_that_has_stepped_already_is_judged_again_for_a_later_model() -> None:
+    model, later = make(), make()
+    optimizer = torch.optim.AdamW([*model.parameters(), *later.parameters()])
+    other = torch.optim.SGD(model.parameters(), lr=0.1)
+    with noting() as found:
+        watch(make(), "2bit")
+        step(optimizer, other)
+        watch(later, "2bit")
+        step(optimizer)
+    assert len(found) == 1
+
+
+def test_what_distributed_optimizer_has_warned_of_is_not_said_again(store: gw.kv.KVStore) -> None:
+    model = make()
+    watch(model, "2bit")
+    assert len(texts(store, torch.optim.AdamW, "2bit")) == 1
+    with noting() as found:
+        step(torch.optim.AdamW(model.parameters()))
+    assert found == []
+    assert not is_watching()
+
+
+def test_a_parameter_is_looked_for_when_the_optimizer_steps() -> None:
+    """FSDP2 replaces it where a model is loaded."""
+    model = make()
+    adam_warning.watch([(lambda: model.first.weight, "2bit")])
+    model.first.weight = nn.Parameter(torch.ones(3, 3))
+    with noting() as found:
+        step(torch.optim.AdamW([model.first.weight]))
+    assert len(found) == 1
+
+
+def test_hooks_of_others_stay_as_they_are() -> None:
+    model, called = make(), []
+    watch(model, "2bit")
+    other = optimizer_module.register_optimizer_step_pre_hook(lambda *_: called.append(1))
+    try:
+        optimizer = torch.optim.AdamW(model.parameters())
+        with noting() as found:
+            step(optimizer)
+        assert len(found) == len(called) == 1
+        assert is_watching(), "torch iterates over the hooks, so another than the last cannot be removed"
+    finally:
+        other.remove()
+    with noting() as found:
+        step(optimizer)
+    assert found == []
+    assert not is_watching()
+
+
+def test_nothing_is_kept_alive() -> None:
+    model = make()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    watch(model, "2bit")
+    step(optimizer)
+    gone = weakref.ref(model), weakref.ref(model.first.weight), weakref.ref(optimizer)
+    del model, optimizer
+    gc.collect()
+    assert [each() for each in gone] == [None] * 3
+    step(torch.optim.AdamW(make().parameters()))
+
+
+def test_a_compiled_step_warns_and_steps() -> None:
+    model, plain = make(), make()
+    plain.load_state_dict(model.state_dict())
+    optimizer, theirs = torch.optim.AdamW(model.parameters()), torch.optim.AdamW(plain.parameters())
+    compiled = torch.compile(optimizer.step, backend="eager")
+    step(theirs)
+    step(theirs)
+    with noting() as found:
+        watch(model, "2bit")
+        for _ in range(2):
+            for p in model.parameters():
+                p.grad = torch.ones_like(p)
+            compiled()
+    assert len(found) == 1
+    assert not is_watching()
+    for ours, expected in zip(model.parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(ours, expected)

@@ -17,6 +17,7 @@ from gradwire._core import MembershipChanged
 from gradwire.settings import definitions as settings
 from gradwire.stores import connect
 from gradwire.torch import closures, optimizer_wrapper, session
+from gradwire.torch.adam_warning import warn_of_adam
 from gradwire.torch.exchange import STATE_KEY
 from gradwire.torch.exchange_options import (
     ExchangeOptions,
@@ -32,7 +33,6 @@ from gradwire.torch.optimizer_options import (
     refuse_unknown,
     require_valid,
     sparse_gradients,
-    warn_of_adam,
 )
 from gradwire.torch.overlapping.checks import require_no_gradient_is_needed, require_possible
 from gradwire.torch.overlapping.overlap import OverlappedSums

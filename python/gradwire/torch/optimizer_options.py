@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import inspect
 import numbers
-import warnings
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from gradwire.compress import FEW_LEVELS
 from gradwire.torch import closures
 from gradwire.torch.exchange_options import ExchangeOptions, GivenOptions, SparseGradients
 
@@ -18,63 +16,11 @@ if TYPE_CHECKING:
     from gradwire.kv import KVStore
 
 
-# Every optimizer of torch.optim that divides by a running mean of past gradients' sizes, as Adam does.
-_ADAMS = tuple(
-    kind
-    for name in ("Adam", "AdamW", "NAdam", "RAdam", "Adamax", "SparseAdam")
-    if (kind := getattr(torch.optim, name, None)) is not None
-)
 # Of HookState, and what does that here.
 _OF_THE_HOOK = {
     "codec": "it is called compression here",
     "process_group": "it joins by store, or has the store that this process has joined already",
 }
-_has_warned_of_adam = False  # in this process
-
-
-def warn_of_adam(
-    optimizer: torch.optim.Optimizer,
-    named: Iterable[tuple[str, torch.Tensor]],
-    options: ExchangeOptions,
-    store: KVStore,
-) -> None:
-    """Warns, once in a process, where an optimizer like Adam steps on gradients of 2bit or 1bit.
-
-    Adam divides each element by the root of its second moment, so small elements count as much as large ones. Under
-    these codecs, which have one level for thousands of elements, small ones are zero in most steps and large in the
-    others (experiments/adamw). 2bit with row_column_scales, which loses less, does not warn.
-
-    Args:
-        optimizer: which steps on the mean.
-        named: parameters with their names, by which codecs are chosen.
-        options: the codecs.
-        store: whose codec counts where the options name none.
-    """
-    global _has_warned_of_adam
-    if _has_warned_of_adam or not is_like_adam(optimizer):
-        return
-    default = options.default or store.own_compression
-    used = {(options.codecs.of(name, p) or default).spec.partition(":")[0] for name, p in named}
-    scaled = ("2bit",) if options.row_column_scales else ()  # the user has chosen what loses least
-    if not (few := [codec for codec in FEW_LEVELS if codec in used and codec not in scaled]):
-        return
-    _has_warned_of_adam = True
-    kind = next(base for base in type(optimizer).__mro__ if not base.__module__.startswith("gradwire."))
-    warnings.warn(
-        f"gradwire.torch: {kind.__name__} loses accuracy with the codec {few[0]}, which does not keep the size of "
-        'gradients that it divides by; use "int8", "nf4" or "nf2" instead',
-        RuntimeWarning,
-        stacklevel=3,
-    )
-
-
-def is_like_adam(optimizer: torch.optim.Optimizer) -> bool:
-    """Returns True for Adam, what derives from it, and any other optimizer that has betas."""
-    return (
-        isinstance(optimizer, _ADAMS)
-        or "betas" in optimizer.defaults
-        or any("betas" in group for group in optimizer.param_groups)
-    )
 
 
 def refuse_unknown(function: Callable[..., Any], others: Mapping[str, Any]) -> None:

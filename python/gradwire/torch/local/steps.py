@@ -12,11 +12,12 @@ import torch
 
 from gradwire.kv import KVStore
 from gradwire.torch import optimizer_wrapper, session
+from gradwire.torch.adam_warning import warn_of_adam
 from gradwire.torch.exchange import STATE_KEY, has_free_slots
 from gradwire.torch.exchange_options import GivenOptions, agree_on_options
 from gradwire.torch.local.fragments import require_layers
 from gradwire.torch.local.rounds import LocalRounds, MakeOuter, Schedule
-from gradwire.torch.optimizer_options import refuse_unknown, warn_of_adam
+from gradwire.torch.optimizer_options import refuse_unknown
 from gradwire.torch.parameter_names import GroupMembers, name_parameters, require_real, warn_of_ddp
 
 _MIXING_WITH_OVERLAP = 0.5  # Streaming DiLoCo's
