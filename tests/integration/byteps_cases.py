@@ -20,7 +20,7 @@ import pytest
 import torch
 from gradwire.byteps.torch.parallel import DistributedDataParallel
 from torch import nn
-from torch_programs import CASES, Net, case, images
+from torch_programs import CASES, Net, case, images, warnings_of_adam
 
 Backward = Callable[[nn.Module, int], None]
 
@@ -286,6 +286,28 @@ def a_change_between_backward_and_step_is_told_of() -> None:
     ):
         optimizer.step()
     optimizer.close()
+
+
+@case
+def adam_with_few_levels_warns_in_its_first_step() -> None:
+    def wrapped(kind: type[torch.optim.Optimizer], codec: str) -> None:
+        """Horovod's optimizer, which BytePS's is."""
+        model = model_of()
+        optimizer = bps.DistributedOptimizer(
+            kind(model.parameters(), lr=1e-3), model.named_parameters(), codec
+        )
+        descend(model, optimizer)
+        optimizer.close()
+
+    def beside_ddp(kind: type[torch.optim.Optimizer], codec: str) -> None:
+        model = DistributedDataParallel(model_of(), compression=codec)
+        descend(model, kind(model.parameters(), lr=1e-3))
+
+    for train in (wrapped, beside_ddp):
+        (text,) = warnings_of_adam(lambda: train(torch.optim.AdamW, "2bit"))  # noqa: B023
+        assert "AdamW loses accuracy with the codec 2bit" in text
+        for kind, codec in ((torch.optim.AdamW, "int8"), (torch.optim.SGD, "2bit")):
+            assert warnings_of_adam(lambda: train(kind, codec)) == []  # noqa: B023
 
 
 @case

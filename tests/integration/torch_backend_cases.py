@@ -27,7 +27,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import Partial, Replicate, Shard, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
-from torch_programs import Net, case, images, run_cases_in_a_group
+from torch_programs import Net, case, images, run_cases_in_a_group, warnings_of_adam
 
 POLICY = os.environ.get("GRADWIRE_COMPRESSION")  # of the whole program
 DTYPES = (
@@ -558,6 +558,21 @@ else:
         ours = trained(sharded(None))
         require_equal(ours, trained(by_hand))
         assert not torch.equal(ours[1][0], trained(sharded(theirs))[1][0])
+
+    @case
+    def adam_with_few_levels_warns_in_its_first_step() -> None:
+        def steps(wrap: Callable[[nn.Module], nn.Module]) -> None:
+            wrapped = wrap(Wide())
+            optimizer = torch.optim.AdamW(wrapped.parameters(), lr=1e-3)
+            for _ in range(2):
+                wrapped(torch.ones(8, 20)).square().mean().backward()
+                optimizer.step()
+
+        for wrap in (lambda module: ddp(None, module), sharded(None)):
+            found = warnings_of_adam(lambda: steps(wrap))  # noqa: B023
+            assert ["AdamW loses accuracy with the codec 2bit" in text for text in found] == (
+                [True] if POLICY == "2bit" else []
+            )
 
     @case
     def ranks_join_again_after_another_init() -> None:

@@ -20,7 +20,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.utils.checkpoint import checkpoint
-from torch_programs import case, run_cases_in_a_group
+from torch_programs import case, run_cases_in_a_group, warnings_of_adam
 
 
 class Product(nn.Module):
@@ -600,6 +600,34 @@ def a_checkpoint_that_saves_operations_does_not_save_ours() -> None:
     saved = {"context_fn": lambda: create_selective_checkpoint_contexts(save)}
     for ours, plain in zip(run(saved), run({}), strict=True):
         assert torch.equal(ours, plain)
+
+
+@case
+def adam_with_few_levels_warns_in_its_first_step() -> None:
+    def steps(
+        codec: str, kind: type[torch.optim.Optimizer] = torch.optim.AdamW, *, from_meta: bool = False
+    ) -> None:
+        with torch.device("meta" if from_meta else "cpu"):
+            model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+        for layer in model:
+            fully_shard(layer)
+        fully_shard(model)
+        gw.torch.compress_reduce_scatter(model, codec=codec)
+        if from_meta:  # FSDP has other parameters then
+            model.to_empty(device="cpu")
+            for parameter in model.parameters():
+                nn.init.ones_(parameter)
+        optimizer = kind(model.parameters(), lr=1e-3)
+        for _ in range(2):
+            optimizer.zero_grad()
+            model(torch.ones(2, 4)).sum().backward()
+            optimizer.step()
+
+    (text,) = warnings_of_adam(lambda: steps("2bit"))
+    assert "AdamW loses accuracy with the codec 2bit" in text
+    assert len(warnings_of_adam(lambda: steps("1bit", from_meta=True))) == 1
+    assert warnings_of_adam(lambda: steps("2bit", torch.optim.SGD)) == []
+    assert warnings_of_adam(lambda: steps("int8")) == []
 
 
 @case

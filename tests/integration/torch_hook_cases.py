@@ -26,7 +26,7 @@ import torch.distributed.checkpoint as dcp
 from oracle import row_column_scales
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
-from torch_programs import case, run_cases_in_a_group
+from torch_programs import case, run_cases_in_a_group, warnings_of_adam
 
 STATES: list[gw.torch.HookState] = []  # of the case that runs
 BEFORE_THE_GROUP = gw.torch.HookState("none")  # as Lightning's DDPStrategy(ddp_comm_state=...) makes one
@@ -486,6 +486,39 @@ def what_float32_cannot_hold_is_told() -> None:
     assert any("beyond the largest float32, 3.4e38, in which codec int8 works" in each for each in notices), (
         notices
     )
+
+
+# ---- optimizers like Adam ----------------------------------------------------------------------------------------
+
+
+@case
+def adam_with_few_levels_warns_in_its_first_step() -> None:
+    def steps(
+        codec: str, trained: str = "", kind: type[torch.optim.Optimizer] = torch.optim.AdamW, **options: Any
+    ):
+        wrapped = DDP(make_branches())
+        named = list(wrapped.module.named_parameters())
+        state = gw.torch.HookState(codec, named_parameters=named, **options)
+        wrapped.register_comm_hook(state, gw.torch.ddp_hook)
+        STATES.append(state)
+        optimizer = kind([p for name, p in named if name.startswith(trained)], lr=1e-3)
+        for step in range(2):
+            optimizer.zero_grad()
+            Ledger.loss(wrapped, step, "ab").backward()
+            optimizer.step()
+
+    def found(*arguments: Any, **options: Any) -> list[str]:
+        return warnings_of_adam(lambda: steps(*arguments, **options))
+
+    (text,) = found("2bit")
+    assert "AdamW loses accuracy with the codec 2bit" in text
+    assert len(found("int8", codecs={"a.*": "1bit"})) == 1
+    assert len(found("2bit", warm_up=[("none", 5)])) == 1
+    assert found("2bit", kind=torch.optim.SGD) == []
+    assert found("int8") == []
+    assert found("2bit", warm_up=[("none", 1)], codecs={"*": "int8"}) == []
+    assert found("2bit", row_column_scales=True) == []
+    assert len(found("1bit", row_column_scales=True)) == 1
 
 
 # ---- what it is called, copies, checkpoints ----------------------------------------------------------------------

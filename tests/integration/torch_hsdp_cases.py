@@ -24,7 +24,7 @@ from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoi
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
-from torch_programs import case, run_cases_in_a_group
+from torch_programs import case, run_cases_in_a_group, warnings_of_adam
 
 
 @functools.cache
@@ -264,6 +264,14 @@ def what_is_not_sent_is_sent_later() -> None:
         left = residuals[name].view(each.shape).clone()
         dist.all_reduce(left, group=mesh().get_group("replicate"))
         torch.testing.assert_close(each + left / 2, other, rtol=1e-5, atol=1e-6)
+
+
+@case
+def adam_with_few_levels_warns_in_its_first_step() -> None:
+    (text,) = warnings_of_adam(lambda: trained("2bit", plain_step()))
+    assert "AdamW loses accuracy with the codec 2bit" in text
+    for arguments in ({"codecs": {"*": "int8"}}, {"row_column_scales": True}):
+        assert warnings_of_adam(lambda: trained("2bit", plain_step(), arguments=arguments)) == []  # noqa: B023
 
 
 @case

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Callable
 from typing import TypeVar
 
@@ -40,6 +41,21 @@ def run_cases_in_a_group(after_each: Callable[[], None] = lambda: None, backend:
         say(f"{name} passed")
     dist.destroy_process_group()
     say(f"ended {os.environ['RANK']}")
+
+
+def warnings_of_adam(train: Callable[[], object]) -> list[str]:
+    """Returns what train() brings of gradwire's warnings on Adam's account, as in a process that has had none. Checks
+    that later steps cost nothing.
+    """
+    from gradwire.torch import adam_warning
+
+    adam_warning._has_warned = False
+    adam_warning._stop()  # of earlier cases, which took no step
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        train()
+    assert adam_warning._hook is None
+    return [str(each.message) for each in caught if "loses accuracy with the codec" in str(each.message)]
 
 
 class Net(nn.Module):

@@ -27,7 +27,7 @@ from gradwire.horovod.torch.sent_gradients import SentGradients
 from gradwire.horovod.torch.sparse_sums import sparse_allreduce_async
 from gradwire.horovod.torch.sums import allreduce, submit_sum
 from gradwire.stores.codec_choice import chosen
-from gradwire.torch import closures, optimizer_wrapper
+from gradwire.torch import adam_warning, closures, optimizer_wrapper
 from gradwire.torch.compiled_autograd import require_eager
 from gradwire.torch.gradient_hooks import GradientHooks
 from gradwire.torch.parameter_codecs import ParameterCodecs
@@ -216,6 +216,9 @@ class Distributed(optimizer_wrapper.Front):
         for group in _grouped(new, groups):
             self._group_of |= dict.fromkeys(group, group)
             self._passes |= dict.fromkeys(group, self.backward_passes_per_step)
+        if (codec := getattr(self._compressor, "codec", None)) is not None:
+            followers = [p for p in new if self._codecs.of(self._parameter_names[p], p) is None]
+            adam_warning.watch((weakref.ref(p), codec.spec) for p in followers)
         for parameter in new:
             self._hooked.append(parameter)
             self._hooks.add(parameter)

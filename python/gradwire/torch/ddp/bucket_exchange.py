@@ -10,6 +10,7 @@ Threading: one thread at a time: autograd's, or the one in which a rank that has
 from __future__ import annotations
 
 import contextlib
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -18,6 +19,7 @@ import torch
 from torch._C._distributed_c10d import GradBucket
 from torch.autograd import Variable
 
+from gradwire.torch import adam_warning
 from gradwire.torch.elements import as_real, exchanged_dtype, in_memory_order, real_elements
 from gradwire.torch.exchange import Exchange
 from gradwire.torch.exchange_options import ExchangeOptions, warn_of_nonfinite
@@ -256,6 +258,8 @@ class BucketExchange:
         before = len(self._small)
         self._small += small
         self._exchange.add(named, small, [self._index[parameter] for _, parameter in named])
+        few = adam_warning.few_levels(named, self._options, self._store)
+        adam_warning.watch((weakref.ref(p), few[label]) for label, p in named if label in few)
         self._exchange.bind(range(len(self._index)))
         if self._restored is not None:
             restored = _with_labels(self._restored, self._labels)

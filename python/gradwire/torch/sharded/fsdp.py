@@ -36,13 +36,13 @@ import torch.distributed as dist
 from torch.distributed.fsdp import FSDPModule
 
 from gradwire.kv import KVStore
-from gradwire.torch import session
+from gradwire.torch import adam_warning, session
 from gradwire.torch.checkpoint import require_alone
 from gradwire.torch.ddp.hook_checkpoint import ScattersPart
 from gradwire.torch.distributed_checkpoint import by_rank, is_for_distributed_checkpoint, of_rank
 from gradwire.torch.exchange_options import enabled_scaler
 from gradwire.torch.process_group import require_alike, store_of
-from gradwire.torch.sharded.layout import parameter_groups, sharded_modules
+from gradwire.torch.sharded.layout import finder, parameter_groups, sharded_modules
 from gradwire.torch.sharded.scatter import CompressedReduceScatter
 from gradwire.torch.sharded.scattering_backward import ScatteringBackward
 
@@ -105,6 +105,8 @@ def compress_reduce_scatter(
         scatter = CompressedReduceScatter(store, spec, number, module, name, backward, scaler)
         module.set_custom_reduce_scatter(scatter)
         scatters[name] = scatter
+    groups = [group for module in modules.values() for group in parameter_groups(module)]
+    adam_warning.watch((finder(each), spec) for group in groups for each in group.fsdp_params)
     return ReduceScatters(store, scatters)
 
 

@@ -5,7 +5,8 @@ when those are frozen or thawed, or sharded over other ranks.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+import weakref
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -126,6 +127,14 @@ def parameter_groups(module: FSDPModule) -> list[Any]:
     # PyTorch before 2.12 has one, or None.
     groups = getattr(state, "_fsdp_param_groups", None) or [state._fsdp_param_group]
     return [group for group in groups if group is not None]
+
+
+def finder(parameter: Any) -> Callable[[], torch.Tensor | None]:
+    """Returns what finds the tensor that an optimizer has of one of FSDP's parameters: FSDP replaces it where a model
+    is loaded. It does not keep the parameter alive.
+    """
+    own = weakref.ref(parameter)
+    return lambda: None if (there := own()) is None else there.sharded_param
 
 
 class TrainedParameters:

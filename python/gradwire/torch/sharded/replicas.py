@@ -26,12 +26,12 @@ import torch
 import torch.distributed as dist
 
 from gradwire.kv import KVStore
-from gradwire.torch import session
+from gradwire.torch import adam_warning, session
 from gradwire.torch.checkpoint import require_alone
 from gradwire.torch.distributed_checkpoint import by_rank, is_for_distributed_checkpoint, of_rank
 from gradwire.torch.exchange_options import GivenOptions, OnNonfinite
 from gradwire.torch.process_group import require_alike, store_of
-from gradwire.torch.sharded.layout import fsdp_modules, parameter_groups
+from gradwire.torch.sharded.layout import finder, fsdp_modules, parameter_groups
 from gradwire.torch.sharded.module_shards import ModuleShards
 from gradwire.torch.sharded.replica_checkpoint import ReplicasPart
 from gradwire.torch.sharded.replica_exchange import ReplicaExchange
@@ -102,9 +102,13 @@ def compress_all_reduce(
     assert made is not None
     store = store_of(replicas, is_part=replicas.size() < dist.get_world_size())
     named = _named_shards(model, groups)
-    exchange = ReplicaExchange(store, made.at(store, named), others)
+    chosen = made.at(store, named)
+    exchange = ReplicaExchange(store, chosen, others)
     held = {name: each for name, each in named.items() if math.prod(each[1].sharded_size)}
-    exchange.add([(name, _summed(*each)) for name, each in held.items()])
+    declared = [(name, _summed(*each)) for name, each in held.items()]
+    exchange.add(declared)
+    few = adam_warning.few_levels(declared, chosen, store)
+    adam_warning.watch((finder(held[name][1]), codec) for name, codec in few.items())
     indices = {id(parameter): index for index, (_, parameter) in enumerate(held.values())}
     for name, group in modules:
         own = ModuleShards(name, group, [indices.get(id(each), -1) for each in group.fsdp_params])
