@@ -6,8 +6,8 @@ codecs, which have one level for thousands of elements, small ones are zero in m
 
 Where an exchange has the optimizer, it calls warn_of_adam(): DistributedOptimizer. Where it has only parameters, it
 calls watch(): the DDP hook, FSDP2's sums, and Horovod's, which BytePS's DistributedDataParallel uses. watch() registers
-one global hook of torch, which looks at each optimizer in its first step. The hook is removed once it has warned, or
-once all watched models are judged.
+one global hook of torch, which looks at each optimizer in its first step. It stays, and does nothing once it has warned
+or all watched models are judged: torch iterates over its hooks while it runs, so it cannot remove itself.
 
 The codec that counts is the one that follows a warm-up. 2bit with row_column_scales, which loses less, does not warn.
 An optimizer that steps on float32 copies of half-precision parameters does not warn.
@@ -25,8 +25,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch._compile import _disable_dynamo
-from torch.optim.optimizer import _global_optimizer_pre_hooks, register_optimizer_step_pre_hook
-from torch.utils.hooks import RemovableHandle
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from gradwire.compress import FEW_LEVELS
 
@@ -61,7 +60,7 @@ _has_warned = False  # in this process
 _watched: list[_Model] = []
 _seen: weakref.WeakKeyDictionary[torch.optim.Optimizer, list[_Model]] = weakref.WeakKeyDictionary()
 """Optimizers that have stepped since the last watch(), each with the models of which it has parameters."""
-_hook: RemovableHandle | None = None
+_is_hooked = False
 
 
 def warn_of_adam(
@@ -87,14 +86,15 @@ def watch(parameters: Iterable[tuple[Find, str]]) -> None:
     Args:
         parameters: of one model: what finds each, and its codec with or without options, as "2bit:threshold=0.5".
     """
-    global _hook
+    global _is_hooked
     few = [(find, name) for find, codec in parameters if (name := _name_of(codec)) in FEW_LEVELS]
     if not few or _has_warned:
         return
     _watched.append(_Model(few))
     _seen.clear()  # an optimizer that has stepped already may hold these too
-    if _hook is None:
-        _hook = register_optimizer_step_pre_hook(_before_step)
+    if not _is_hooked:
+        register_optimizer_step_pre_hook(_before_step)
+        _is_hooked = True
 
 
 def few_levels(
@@ -127,7 +127,8 @@ def _before_step(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> No
     if _watched and not _has_warned:
         _judge(optimizer)
     if _has_warned or not _watched:
-        _stop()
+        _watched.clear()
+        _seen.clear()
 
 
 def _judge(optimizer: torch.optim.Optimizer) -> None:
@@ -142,18 +143,6 @@ def _judge(optimizer: torch.optim.Optimizer) -> None:
     _seen[optimizer] = list(codecs)
     if is_like_adam(optimizer):
         _warn(optimizer, set().union(*codecs.values()), frames=_FRAMES_OF_A_HOOK)
-
-
-def _stop() -> None:
-    """Ends all watches. Torch iterates over its hooks meanwhile, and only the last of them can be removed then without
-    an error. So if another library has set one since, ours stays, with nothing to do, until it is the last.
-    """
-    global _hook
-    _watched.clear()
-    _seen.clear()
-    if _hook is not None and next(reversed(_global_optimizer_pre_hooks), None) == _hook.id:
-        _hook.remove()
-        _hook = None
 
 
 def _warn(optimizer: torch.optim.Optimizer, codecs: Collection[str], *, frames: int) -> None:
