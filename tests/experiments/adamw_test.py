@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from gradwire.torch.row_column_scales import RowColumnScales
+from gradwire.torch.codecs.row_column_scales import RowColumnScales
 from numpy.testing import assert_allclose, assert_array_equal
 from oracle import block as oracle
 from python.experiment_files import imported

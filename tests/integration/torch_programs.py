@@ -47,7 +47,7 @@ def warnings_of_adam(train: Callable[[], object]) -> list[str]:
     """Returns what train() brings of gradwire's warnings on Adam's account, as in a process that has had none. Checks
     that later steps cost nothing.
     """
-    from gradwire.torch import adam_warning
+    from gradwire.torch.codecs import adam_warning
 
     adam_warning._has_warned = False
     adam_warning._stop()  # of earlier cases, which took no step

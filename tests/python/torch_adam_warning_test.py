@@ -14,7 +14,7 @@ import gradwire.torch
 import pytest
 import torch
 import torch.optim.optimizer as optimizer_module
-from gradwire.torch import adam_warning
+from gradwire.torch.codecs import adam_warning
 from python.compressed_net import make
 from torch import nn
 

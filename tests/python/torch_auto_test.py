@@ -17,7 +17,8 @@ from gradwire.autotune import step_times
 from gradwire.controller import Budget, Instruments, Options, Pace, accuracy
 from gradwire.plan import calibration
 from gradwire.stores.placement import Link
-from gradwire.torch import auto_codecs, session
+from gradwire.torch import session
+from gradwire.torch.codecs import auto_codecs
 from python.inproc_ranks import run_ranks
 from torch import nn
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 from gradwire import compress
-from gradwire.torch.row_column_scales import RowColumnScales, memory_rows
+from gradwire.torch.codecs.row_column_scales import RowColumnScales, memory_rows
 from numpy.testing import assert_allclose
 from oracle import row_column_scales as oracle
 from python.compressed_net import loss_of, make, wrap

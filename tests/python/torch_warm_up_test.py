@@ -10,7 +10,7 @@ import gradwire.torch
 import numpy as np
 import pytest
 import torch
-from gradwire.torch.warm_up import sparsity_ramp
+from gradwire.torch.codecs.warm_up import sparsity_ramp
 from python.compressed_net import changed_by_the_codec, loss_of, make, wrap
 
 

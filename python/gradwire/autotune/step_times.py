@@ -129,7 +129,7 @@ def _unlike(optimizer: Any, store: Any) -> str | None:
     local_steps = sys.modules.get("gradwire.torch.local.steps")
     if local_steps is not None and local_steps.steps_apart(optimizer):
         return "LocalStepOptimizer"
-    auto_codecs = sys.modules.get("gradwire.torch.auto_codecs")
+    auto_codecs = sys.modules.get("gradwire.torch.codecs.auto_codecs")
     if auto_codecs is not None and store is not None and auto_codecs.chooses_for(store):
         return "compression='auto'"
     return None

@@ -21,10 +21,10 @@ import torch
 
 from gradwire.stores.devices import stream_of
 from gradwire.torch import session
-from gradwire.torch.auto_codecs import AutoCodecs
+from gradwire.torch.codecs.auto_codecs import AutoCodecs
+from gradwire.torch.codecs.row_column_scales import RowColumnScales, memory_rows
 from gradwire.torch.elements import exchanged_dtype, real_elements, real_shape
 from gradwire.torch.exchange_options import ExchangeOptions
-from gradwire.torch.row_column_scales import RowColumnScales, memory_rows
 from gradwire.torch.sparse_gradients import RowExchange, Rows, rows_of, rows_of_flat, saved_flat, saved_rows
 
 if TYPE_CHECKING:

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from gradwire.torch import session
-from gradwire.torch.auto_codecs import controller_of
-from gradwire.torch.parameter_codecs import DENSE, ParameterCodecs
-from gradwire.torch.warm_up import Stages, WarmUp
+from gradwire.torch.codecs.auto_codecs import controller_of
+from gradwire.torch.codecs.parameter_codecs import DENSE, ParameterCodecs
+from gradwire.torch.codecs.warm_up import Stages, WarmUp
 
 if TYPE_CHECKING:
     from gradwire.compress import Compression

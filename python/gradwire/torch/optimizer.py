@@ -17,7 +17,8 @@ from gradwire._core import MembershipChanged
 from gradwire.settings import definitions as settings
 from gradwire.stores import connect
 from gradwire.torch import closures, optimizer_wrapper, session
-from gradwire.torch.adam_warning import warn_of_adam
+from gradwire.torch.codecs.adam_warning import warn_of_adam
+from gradwire.torch.codecs.warm_up import Stages
 from gradwire.torch.exchange import STATE_KEY
 from gradwire.torch.exchange_options import (
     ExchangeOptions,
@@ -40,7 +41,6 @@ from gradwire.torch.parameter_names import GroupMembers, name_parameters, warn_o
 from gradwire.torch.reducer import GradientReducer
 from gradwire.torch.sparse_gradients import all_finite
 from gradwire.torch.subset_step import SubsetStep, is_divisible
-from gradwire.torch.warm_up import Stages
 
 _served: weakref.WeakKeyDictionary[kv.KVStore, list[_Place]] = weakref.WeakKeyDictionary()
 

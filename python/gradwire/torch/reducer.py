@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -27,6 +27,7 @@ from gradwire.torch.exchange import Exchange
 from gradwire.torch.exchange_options import ExchangeOptions, warn_of_nonfinite
 from gradwire.torch.gradient_hooks import GradientHooks
 from gradwire.torch.gradient_memory import GradientMemory
+from gradwire.torch.gradient_sender import GradientSender
 from gradwire.torch.live_parameters import LiveParameters, Named, TakesPart
 from gradwire.torch.overlapping.overlap import OverlappedSums
 from gradwire.torch.row_agreement import RowAgreement
@@ -97,11 +98,16 @@ class GradientReducer:
         self._live = LiveParameters(
             self.exchange, self._memory, self._hooks, self._rows, known_sparse=options.sparse_parameters
         )
-        self._ready = bytearray()  # by index: sent in this step
+        self._sender = GradientSender(
+            self.exchange,
+            self._memory,
+            self._rows,
+            momentum,
+            warns_of_sparse=options.sparse_gradients == "warn",
+        )
         self._backward = BackwardPass(self, store)
         self._warned: set[str] = set()
         self._failed = False
-        self._densified = options.sparse_gradients != "warn"  # and has been told
         try:
             self.add(named)
         except BaseException:  # ranks that differ: others may be made
@@ -113,7 +119,7 @@ class GradientReducer:
         """Takes more parameters in, behind the others. A collective, between steps."""
         self._await_overlapped()
         self._live.add(named)
-        self._ready = bytearray(len(self._memory))
+        self._sender.begin()
 
     def add_later(self, named: Named) -> None:
         """Takes more parameters in with the end of the next exchange, or before the next step."""
@@ -160,7 +166,7 @@ class GradientReducer:
                 "means, after backward()"
             )
         if is_final and self._passes_done + 1 == self._passes:
-            self._submit(index)
+            self._sender.send(index)
             self._memory.note_taken(index)
 
     def on_backward_begin(self) -> None:
@@ -179,77 +185,6 @@ class GradientReducer:
         if not self._is_cleared:  # else that has restored them
             self._hooks.restore()
         self._choose_live(self._requires_gradient)
-
-    @torch.no_grad()
-    def _submit(self, index: int) -> None:
-        if self._ready[index]:
-            raise RuntimeError(
-                f"gradwire.torch: {self._memory.names[index]!r} got its gradient twice in one backward(); a layer that "
-                "is used twice cannot be in a re-entrant checkpoint: use torch.utils.checkpoint with "
-                "use_reentrant=False"
-            )
-        if self._memory.travels_as_rows(index):
-            self._ready[index] = True
-            self._send_rows(index)
-            return
-        self._fill(index)
-        self._ready[index] = True
-        self._send(index)
-
-    def _send(self, index: int) -> None:
-        self.exchange.send(index)
-
-    def _send_rows(self, index: int) -> None:
-        parameter = self._memory.parameters[index]
-        self.exchange.send_rows(index, parameter.grad, parameter)
-
-    def _fill(self, index: int) -> None:
-        """Has the slot hold what is to be sent, and p.grad be the slot's memory where it can."""
-        slot = self._memory.slot(index)
-        gradient = self._dense_gradient(index)
-        self._memory.spare_kept(index)
-        if self._momentum is not None:
-            self._momentum.advance(self._memory.parameters[index], gradient, out=slot.values)
-        elif gradient is None:
-            slot.values.zero_()
-        elif not slot.holds(gradient):
-            slot.values.copy_(gradient)
-        self._memory.share(index)
-
-    def _dense_gradient(self, index: int) -> torch.Tensor | None:
-        parameter = self._memory.parameters[index]
-        gradient = parameter.grad
-        if gradient is None:
-            return None
-        values = self._memory.slot(index).values
-        if gradient.numel() != values.numel() or gradient.is_complex() != values.is_complex():
-            self._refuse(index, gradient)
-        is_sparse = gradient.layout != torch.strided
-        self._rows.note(index, is_sparse=is_sparse)
-        if is_sparse:
-            self._tell_of_dense(index, gradient.layout)
-            parameter.grad = gradient.to_dense()
-        return parameter.grad
-
-    def _refuse(self, index: int, gradient: torch.Tensor) -> NoReturn:
-        """Raises ValueError for a parameter that a user has made another since the optimizer was made."""
-        values = self._memory.slot(index).values
-        then = "complex numbers" if values.is_complex() else "real numbers"
-        raise ValueError(
-            f"gradwire.torch: the gradient of {self._memory.names[index]!r} is {gradient.dtype} of shape "
-            f"{tuple(gradient.shape)}, and the parameter held {then} of shape {tuple(values.shape)} when its optimizer "
-            "was made; make the optimizer anew on all ranks after a parameter has changed its shape, or from real to "
-            "complex"
-        )
-
-    def _tell_of_dense(self, index: int, layout: torch.layout) -> None:
-        if not self._densified:
-            self._densified = True
-            warnings.warn(
-                f"gradwire.torch: the gradient of {self._memory.names[index]!r} is {layout}; it is summed as a dense "
-                "one, so a table of many rows is sent whole; sparse_as_dense=True says that this is meant",
-                stacklevel=2,
-            )
 
     # -- after it --------------------------------------------------------------------------------------
 
@@ -285,7 +220,7 @@ class GradientReducer:
         changed = [
             index
             for index in self._live.indices
-            if self._ready[index] and not self._memory.is_as_taken(index)
+            if self._sender.is_sent(index) and not self._memory.is_as_taken(index)
         ]
         if changed:
             self._warn_once(
@@ -297,10 +232,7 @@ class GradientReducer:
     def _send_rest(self) -> None:
         """Sends what is left of a step's last pass."""
         self._passes_done = 0
-        # Unused in this pass: what earlier passes left, or zeros, so that the sum is complete.
-        for index in self._live.indices:
-            if not self._ready[index]:
-                self._submit(index)
+        self._sender.send_rest(self._live.indices)
         self._awaits_sums = True
 
     def _end_step(self) -> None:
@@ -311,7 +243,7 @@ class GradientReducer:
             self._handle_nonfinite()
 
     def _leave_sums(self, overlap: OverlappedSums) -> None:
-        self._ready = bytearray(len(self._memory))
+        self._sender.begin()
         thawed = self._take_in_waiting(requires_gradient)
         for index in thawed:
             self.exchange.send_apart(index)
@@ -326,8 +258,8 @@ class GradientReducer:
 
     def _finish_step(self) -> bool:
         """Waits for the means of all that was sent; returns whether any rank met a NaN or an infinity."""
-        nonfinite = self._await_sums()
-        self._ready = bytearray(len(self._memory))
+        nonfinite = self.exchange.finish()
+        self._sender.begin()
         self._copy_back(self._live.indices)
         nonfinite |= self._thaw(requires_gradient)
         self._agree_on_rows()
@@ -337,10 +269,6 @@ class GradientReducer:
         # Not that of an earlier step, which GradScaler may have skipped without asking.
         self._veto = nonfinite and self._options.vetoes
         return nonfinite
-
-    def _await_sums(self) -> bool:
-        """Ends what was sent; returns whether any rank met a NaN or an infinity."""
-        return self.exchange.finish()
 
     @torch.no_grad()
     def _copy_back(self, indices: Iterable[int]) -> None:
@@ -373,7 +301,7 @@ class GradientReducer:
             return False
         for index in thawed:
             if self._memory.travels_as_rows(index):
-                self._send_rows(index)
+                self._sender.send_rows(index)
             else:
                 self.exchange.send_apart(index)
         nonfinite = self.exchange.finish()
@@ -386,10 +314,10 @@ class GradientReducer:
         """Takes in parameters that have waited, with what they have to send; returns which they are."""
         added = self._live.take_in_waiting(takes_part)
         if added:
-            self._ready = bytearray(len(self._memory))
+            self._sender.begin()
         for index in added:
             if not self._memory.travels_as_rows(index):
-                self._fill(index)
+                self._sender.fill(index)
         return added
 
     def _handle_nonfinite(self) -> None:
@@ -565,9 +493,8 @@ class GradientReducer:
             return
         self._passes_done = 0
         for index in self._live.indices:
-            if not self._ready[index]:
-                self._send_instead(index, float("nan"))
-                self._ready[index] = True
+            if not self._sender.is_sent(index):
+                self._sender.send_instead(index, float("nan"))
             if not self._memory.share(index):
                 self._memory.parameters[index].grad = None
         try:
@@ -581,16 +508,6 @@ class GradientReducer:
         )
         if self._gave_nothing:
             self.drop_gradients()
-
-    def _send_instead(self, index: int, value: float) -> None:
-        """Sends one value in the place of a gradient."""
-        if self._memory.travels_as_rows(index):
-            parameter = self._memory.parameters[index]
-            self.exchange.send_rows(index, torch.full_like(parameter[:1], value), parameter)
-            return
-        self._memory.spare_kept(index)
-        self._memory.slot(index).values.fill_(value)
-        self._send(index)
 
     # -- ranks that have no batch left -----------------------------------------------------------------
 
@@ -609,8 +526,9 @@ class GradientReducer:
             parameter = self._memory.parameters[index]
             if not self._memory.travels_as_rows(index) and self._memory.slot(index).holds(parameter.grad):
                 parameter.grad = None
-            self._send_instead(index, 0.0)
-        self._await_sums()
+            self._sender.send_instead(index, 0.0)
+        self.exchange.finish()
+        self._sender.begin()
         self._thaw(requires_gradient)
         self._agree_on_rows()
         self.exchange.advance()

@@ -27,10 +27,11 @@ from gradwire.horovod.torch.sent_gradients import SentGradients
 from gradwire.horovod.torch.sparse_sums import sparse_allreduce_async
 from gradwire.horovod.torch.sums import allreduce, submit_sum
 from gradwire.stores.codec_choice import chosen
-from gradwire.torch import adam_warning, closures, optimizer_wrapper
+from gradwire.torch import closures, optimizer_wrapper
+from gradwire.torch.codecs import adam_warning
+from gradwire.torch.codecs.parameter_codecs import ParameterCodecs
 from gradwire.torch.compiled_autograd import require_eager
 from gradwire.torch.gradient_hooks import GradientHooks
-from gradwire.torch.parameter_codecs import ParameterCodecs
 from gradwire.torch.parameter_names import GroupMembers
 
 Groups = int | list[list[torch.Tensor]] | None

@@ -19,7 +19,7 @@ import torch
 from torch._C._distributed_c10d import GradBucket
 from torch.autograd import Variable
 
-from gradwire.torch import adam_warning
+from gradwire.torch.codecs import adam_warning
 from gradwire.torch.elements import as_real, exchanged_dtype, in_memory_order, real_elements
 from gradwire.torch.exchange import Exchange
 from gradwire.torch.exchange_options import ExchangeOptions, warn_of_nonfinite

@@ -19,6 +19,7 @@ from torch._C._distributed_c10d import GradBucket
 
 from gradwire import kv
 from gradwire.torch import session
+from gradwire.torch.codecs.warm_up import Stages
 from gradwire.torch.ddp.bucket_exchange import BucketExchange, future_of
 from gradwire.torch.ddp.hook_checkpoint import HooksPart
 from gradwire.torch.ddp.model import HookedModel
@@ -26,7 +27,6 @@ from gradwire.torch.distributed_checkpoint import by_rank, is_for_distributed_ch
 from gradwire.torch.exchange_options import GivenOptions, OnNonfinite, agree_on_options
 from gradwire.torch.parameter_names import require_pairs
 from gradwire.torch.process_group import store_of
-from gradwire.torch.warm_up import Stages
 
 # Of DistributedOptimizer, and what does that where DDP exchanges gradients.
 _OF_THE_OPTIMIZER = {

@@ -12,7 +12,7 @@ import torch
 
 from gradwire.kv import KVStore
 from gradwire.torch import optimizer_wrapper, session
-from gradwire.torch.adam_warning import warn_of_adam
+from gradwire.torch.codecs.adam_warning import warn_of_adam
 from gradwire.torch.exchange import STATE_KEY, has_free_slots
 from gradwire.torch.exchange_options import GivenOptions, agree_on_options
 from gradwire.torch.local.fragments import require_layers

@@ -36,8 +36,9 @@ import torch.distributed as dist
 from torch.distributed.fsdp import FSDPModule
 
 from gradwire.kv import KVStore
-from gradwire.torch import adam_warning, session
+from gradwire.torch import session
 from gradwire.torch.checkpoint import require_alone
+from gradwire.torch.codecs import adam_warning
 from gradwire.torch.ddp.hook_checkpoint import ScattersPart
 from gradwire.torch.distributed_checkpoint import by_rank, is_for_distributed_checkpoint, of_rank
 from gradwire.torch.exchange_options import enabled_scaler

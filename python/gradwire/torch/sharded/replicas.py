@@ -26,8 +26,10 @@ import torch
 import torch.distributed as dist
 
 from gradwire.kv import KVStore
-from gradwire.torch import adam_warning, session
+from gradwire.torch import session
 from gradwire.torch.checkpoint import require_alone
+from gradwire.torch.codecs import adam_warning
+from gradwire.torch.codecs.warm_up import Stages
 from gradwire.torch.distributed_checkpoint import by_rank, is_for_distributed_checkpoint, of_rank
 from gradwire.torch.exchange_options import GivenOptions, OnNonfinite
 from gradwire.torch.process_group import require_alike, store_of
@@ -36,7 +38,6 @@ from gradwire.torch.sharded.module_shards import ModuleShards
 from gradwire.torch.sharded.replica_checkpoint import ReplicasPart
 from gradwire.torch.sharded.replica_exchange import ReplicaExchange
 from gradwire.torch.sharded.replica_group import ReplicaGroup, SumInPlace
-from gradwire.torch.warm_up import Stages
 
 _WHO = "gradwire.torch: compress_all_reduce"
 
