@@ -331,6 +331,15 @@ def test_a_models_step_takes_the_time_that_is_given() -> None:
     assert "as published; --step-time gives yours" in gradwire(*words).stdout
 
 
+def test_a_bad_rate_is_refused_before_a_command_is_profiled(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("raise SystemExit('it ran')")
+    done = gradwire("--bandwidth", "fast", "--", sys.executable, str(script))
+    assert done.returncode != 0
+    assert "fast" in done.stderr
+    assert "it ran" not in done.stderr
+
+
 def test_at_80_columns_it_is_still_a_table(monkeypatch: pytest.MonkeyPatch) -> None:
     """A list of each row's values had 281 lines."""
     monkeypatch.setenv("COLUMNS", "80")

@@ -255,19 +255,9 @@ def plan(
         raise ValueError("plan: --codec-speeds needs --calibrate")
     if svg is not None and sweep is None:
         raise ValueError("plan: --svg draws a sweep: give --sweep bandwidth or --sweep workers")
-    if copies > 1 and model is not None:
-        raise ValueError(
-            f"plan: --copies {copies} profiles copies of a command: give a command in place of --model"
-        )
-    if profile_file is not None and model is not None:
-        raise ValueError("plan: --profile keeps the profile of a command: give a command in place of --model")
-    if step_time is not None and model is None:
-        raise ValueError(
-            f"plan: --step-time {step_time} needs --model: a command is profiled here, and has its own step time"
-        )
+    _check_source(model, step_time, copies, profile_file)
     seconds = None if step_time is None else parse_duration(step_time)
-    if seconds is not None and seconds <= 0:
-        raise ValueError(f"plan: --step-time {step_time}: expected a time above 0, such as 90ms")
+    rate, delay = float(parse_rate(bandwidth)), parse_duration(latency)
     places = tuple(simulation.placement_of(text) for text in placements or ("peers", "servers"))
     if servers is not None and not {"servers", "beside"} & set(places):
         raise ValueError(
@@ -288,8 +278,8 @@ def plan(
     question = planner.Question(
         workers=workers,
         servers=servers,
-        bandwidth=float(parse_rate(bandwidth)),
-        latency=parse_duration(latency),
+        bandwidth=rate,
+        latency=delay,
         codecs=tuple(codecs or ()),
         placements=places,
         schedule=simulation.Schedule(
@@ -303,6 +293,24 @@ def plan(
     is_known = model in layer_profile.KNOWN and step_time is None
     notes = [_ASK_FOR_TIME] if is_known else []
     _predict(question, costs, sweep, svg, json_file, notes=notes + _assumed(context, question))
+
+
+def _check_source(model: str | None, step_time: str | None, copies: int, profile_file: Path | None) -> None:
+    """Raises ValueError for an option that goes with a model alone, or with a command alone."""
+    from gradwire.settings.units import parse_duration
+
+    if copies > 1 and model is not None:
+        raise ValueError(
+            f"plan: --copies {copies} profiles copies of a command: give a command in place of --model"
+        )
+    if profile_file is not None and model is not None:
+        raise ValueError("plan: --profile keeps the profile of a command: give a command in place of --model")
+    if step_time is not None and model is None:
+        raise ValueError(
+            f"plan: --step-time {step_time} needs --model: a command is profiled here, and has its own step time"
+        )
+    if step_time is not None and parse_duration(step_time) <= 0:
+        raise ValueError(f"plan: --step-time {step_time}: expected a time above 0, such as 90ms")
 
 
 def _assumed(context: typer.Context, question: Question) -> list[str]:
