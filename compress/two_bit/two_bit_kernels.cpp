@@ -107,6 +107,10 @@ HWY_INLINE bool EncodeElements(const float* grad, float* residual, std::size_t e
   return nonfinite;
 }
 
+HWY_INLINE void PrefetchStep(const float* elements) {
+  for (std::size_t e = 0; e < kStep; e += 16) hwy::Prefetch(elements + e);  // a cache line at a time
+}
+
 /// Encodes one block, or any number of elements where there are no sums to append.
 template <bool kResidual, bool kSkip, bool kSums>
 HWY_INLINE bool EncodeBlock(const float* HWY_RESTRICT grad, float* HWY_RESTRICT residual,
@@ -124,10 +128,8 @@ HWY_INLINE bool EncodeBlock(const float* HWY_RESTRICT grad, float* HWY_RESTRICT 
   std::size_t i = 0;
   for (; i + kStep <= elements; i += kStep) {
     FloatVector x[kStep / kLanes];
-    for (std::size_t e = 0; e < kStep; e += 16) {  // a cache line at a time
-      hwy::Prefetch(grad + i + kAhead + e);
-      if constexpr (kResidual) hwy::Prefetch(residual + i + kAhead + e);
-    }
+    PrefetchStep(grad + i + kAhead);
+    if constexpr (kResidual) PrefetchStep(residual + i + kAhead);
     for (std::size_t v = 0; v < kStep / kLanes; ++v) {
       x[v] = hn::LoadU(d, grad + i + v * kLanes);
       if constexpr (kResidual) x[v] = hn::Add(hn::LoadU(d, residual + i + v * kLanes), x[v]);

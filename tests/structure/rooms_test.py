@@ -78,6 +78,12 @@ def test_no_class_and_no_header_of_the_store_is_large() -> None:
     assert not [str(path) for path in headers if path.parts[0] == "kvstore" and read(path).count("\n") > 200]
 
 
+def test_no_function_is_long() -> None:
+    sources = [path for path in files() if path.suffix == ".py" and path.is_relative_to(PYTHON)]
+    longest = {str(path): max(function_lines(path), default=0) for path in [*cpp_files(*LIBRARIES), *sources]}
+    assert not {path: lines for path, lines in longest.items() if lines > 60}
+
+
 @pytest.mark.parametrize("room", FOLDERS)
 def test_a_room_says_what_it_owns(room: str) -> None:
     text = (ROOT / room / "README.md").read_text()
