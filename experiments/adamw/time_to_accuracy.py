@@ -30,7 +30,7 @@ from gradwire.plan import calibration, planner
 from gradwire.plan.layer_profile import Profile
 from gradwire.plan.simulation import Network, Schedule, Variant
 from gradwire.report.paired_statistics import Interval, paired_difference
-from gradwire.settings.units import format_rate
+from gradwire.settings.units import format_duration, format_rate
 from replay.profiles import gpt_products, share_out
 from training import readme
 
@@ -184,7 +184,7 @@ def table(cells: Sequence[Cell], rows: Sequence[Row]) -> str:
             for codec, found in sooner.items()
         ]
         lines.append(
-            f"| {model}, {compute * 1e3:.3g} ms | {workers} | {format_rate(rate)} | {' | '.join(texts)} |"
+            f"| {model}, {format_duration(compute)} | {workers} | {format_rate(rate)} | {' | '.join(texts)} |"
         )
     return "\n".join(lines)
 

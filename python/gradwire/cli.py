@@ -47,7 +47,14 @@ _SYNONYMS = {
 }
 
 # What an option is called in other commands: the word that the nearest spelling would miss.
-_OPTION_SYNONYMS = {"--codec": ("--compression", "--arm"), "--compression": ("--codec", "--arm")}
+_OPTION_SYNONYMS = {
+    "--codec": ("--compression", "--arm"),
+    "--compression": ("--codec", "--arm"),
+    "--workers": ("--num-workers",),
+    "--np": ("--num-workers",),
+    "--nproc-per-node": ("--num-workers",),
+    "--servers": ("--num-servers",),
+}
 
 app = typer.Typer(
     name="gradwire",

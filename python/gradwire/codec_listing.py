@@ -128,6 +128,11 @@ def _show(found: list[dict[str, Any]], console: Console) -> None:
         "--compression or GRADWIRE_COMPRESSION.",
         highlight=False,
     )
+    console.print(
+        "With Adam and AdamW take int8, or on slow links nf4 or nf2; with SGD and momentum on slow links 2bit, whose "
+        "threshold gradwire.torch sets to auto.",
+        highlight=False,
+    )
 
 
 def _table(found: list[dict[str, Any]]) -> Table:

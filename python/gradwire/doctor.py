@@ -65,8 +65,8 @@ class Finding:
             )
         steps += [
             "Start your training script on two workers: gradwire run -n 2 python train.py",
-            "See what compression gains and costs there: gradwire ab -n 2 --arm none --arm int8 --report report -- "
-            "python train.py",
+            "See what compression gains and costs there (the script calls gradwire.result.write()): gradwire ab -n 2 "
+            "--arm none --arm int8 --report report -- python train.py",
         ]
         if "netlab" not in self.missing:
             steps.append("Add --bandwidth 1gbit to that to try a slower network on this machine.")
@@ -267,7 +267,16 @@ def show(finding: Finding, console: Console) -> None:
             grid.add_row(f"  {name}", reason)
         console.print(grid)
     console.print("\n[bold]settings[/bold]")
-    print_table(_settings_table(finding.settings), console)
+    changed = [row for row in finding.settings if row.origin != "default" or row.error]
+    if changed:
+        print_table(_settings_table(changed), console)
+    defaults = [
+        f"{row.definition.variable}={_write_value(row.definition.name, row.value)}"
+        for row in finding.settings
+        if row not in changed
+    ]
+    console.print(f"at their defaults: {', '.join(defaults)}", highlight=False, markup=False)
+    console.print("What each is: gradwire doctor --json -, and the reference of settings.", highlight=False)
     for text in [*finding.faults, *finding.unknown]:
         console.print(f"[bold red]![/bold red] {text}", highlight=False)
     console.print("\n[bold]what to do next[/bold]")

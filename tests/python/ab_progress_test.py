@@ -53,7 +53,7 @@ def test_a_terminal_has_a_row_per_arm(clock: list[float]) -> None:
     view.moved(RunProgress(done=0.25, accuracy=0.604, images_per_second=830.0))
     clock[0] += 5.0
     none, two_bit, both, status, *_ = shown(view).splitlines()
-    assert re.search(r"^no compression .*accuracy 60.4 %\s+830 images/s\s+15 s left\s*$", none)
+    assert re.search(r"^no compression .*accuracy 60.4 %\s+830 samples/s\s+15 s left\s*$", none)
     assert re.search(r"^2bit .*waits\s*$", two_bit)
     assert re.search(r"^2bit:reply=2bit .*waits\s*$", both)
     assert status.strip() == "0 of 6 runs, 5.0 s"  # nothing is known of the other arms yet
@@ -67,7 +67,7 @@ def test_a_terminal_has_a_row_per_arm(clock: list[float]) -> None:
     clock[0] += 2.0
     none, two_bit, both, status, *_ = shown(view).splitlines()
     assert "accuracy 75.7 %" in none
-    assert "4,830 images/s" in two_bit
+    assert "4,830 samples/s" in two_bit
     assert "2.0 s left" in both
     assert status.strip() == "2 of 6 runs, 9.0 s, about 30 s left"  # 20 + 4 + 4 + 2
 
@@ -97,9 +97,9 @@ def test_a_plain_stream_gets_lines(clock: list[float]) -> None:
         view.finished(ended("none", 0, 0.757, 25.0))
     assert stream.getvalue().splitlines() == [
         "no compression, seed 0: run 1 of 6 begins",
-        "no compression, seed 0: 50 %, accuracy 60.4 %, 830 images/s, 10 s left",
-        "no compression, seed 0: 80 %, accuracy 60.4 %, 832 images/s, 5.0 s left",
-        "no compression, seed 0: accuracy 75.7 %, 4,830 images/s, took 25 s",
+        "no compression, seed 0: 50 %, accuracy 60.4 %, 830 samples/s, 10 s left",
+        "no compression, seed 0: 80 %, accuracy 60.4 %, 832 samples/s, 5.0 s left",
+        "no compression, seed 0: accuracy 75.7 %, 4,830 samples/s, took 25 s",
     ]
 
 

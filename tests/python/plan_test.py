@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -361,6 +362,32 @@ def test_a_job_with_adam_is_planned_with_codecs_that_go_with_it() -> None:
     assert "it loses accuracy with AdamW" in planner.answer(question(profile=adam, **slow), COSTS).reason
     assert "loses accuracy" not in planner.answer(question(profile=sgd, **slow), COSTS).reason
     assert "with Adam and AdamW" in planner.answer(question(**slow), COSTS).reason
+
+
+def test_with_adam_a_codec_that_keeps_the_loss_is_recommended_and_the_faster_ones_are_named() -> None:
+    """nf2 was recommended, and `gradwire ab` called it worse on the same script."""
+    adam = replace(layer_profile.find("vgg16"), optimizer="AdamW", is_like_adam=True)
+    found = planner.answer(question(profile=adam, bandwidth=0.2 * GBIT), COSTS)
+    assert found.best.variant.codec == "int8"
+    assert re.search(r"faster, and may cost loss: nf2 [\d.]+ %, nf4 [\d.]+ %", found.reason)
+    start, compare = found.next_steps
+    assert re.match(r"Start: gradwire run -n 8 -s \d --compression int8 python train\.py", start)
+    assert "gradwire ab -n 2 --arm none --arm int8 --arm nf2 --arm nf4 --bandwidth 200mbit" in compare
+    only = planner.answer(question(profile=adam, codecs=("nf2",)), COSTS)
+    assert only.best.variant.codec == "nf2"
+
+
+def test_a_codec_is_refused_before_a_command_is_profiled(tmp_path: Path) -> None:
+    done = gradwire("--codec", "fp32", "--", sys.executable, "-c", "raise SystemExit('it ran')")
+    assert "--codec fp32 is not planned" in done.stderr
+    assert "it ran" not in done.stderr
+
+
+def test_the_command_is_of_one_worker() -> None:
+    done = gradwire("--", "torchrun", "--nproc-per-node", "2", "train.py")
+    assert (
+        "plan: torchrun starts workers, and so does gradwire: give the command of one worker" in done.stderr
+    )
 
 
 def test_what_is_assumed_of_the_network_is_said() -> None:

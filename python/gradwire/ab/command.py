@@ -32,7 +32,7 @@ from gradwire.ab.names import link_name
 from gradwire.ab.progress_view import ProgressView
 from gradwire.ab.report import summary_rows, write_page
 from gradwire.ab.summary import Outcome, summarise
-from gradwire.launch.job import require_program
+from gradwire.launch.job import refuse_launcher, require_program
 from gradwire.launch.supervisor import check_job
 from gradwire.terminal.json_option import write_json
 from gradwire.terminal.machine import gradwire_version, machine_description
@@ -67,9 +67,12 @@ def run_experiment(plan: Plan, target: float | None, json_file: str | None, cons
     """
     check_arms(plan.arms)
     require_program("ab", plan.command)
+    if plan.workers > 1:
+        refuse_launcher("ab", plan.command)
     check_job(plan.command, plan.workers, plan.servers)
     started_at = time.strftime("%Y-%m-%d %H:%M:%S %z")
     begin = time.monotonic()
+    servers = plan.workers if plan.servers is None else plan.servers
     expected = len(plan.arms) * len(plan.seeds)
     machine = ", ".join(f"{name} {value}" for name, value in machine_description().items())
     ended: list[Run | RunFailed] = []
@@ -81,7 +84,8 @@ def run_experiment(plan: Plan, target: float | None, json_file: str | None, cons
             outcome = summarise(ended, plan.arms, target, conditions.link, expected)
             facts = {
                 "command": shlex.join(["gradwire", *sys.argv[1:]]),
-                "workers, servers": f"{plan.workers}, {plan.workers if plan.servers is None else plan.servers}",
+                "workers, servers": f"{plan.workers}, {servers}",
+                "baseline": baseline(ended, servers) or "",
                 "link": _describe_link(conditions),
                 "seeds": ", ".join(map(str, plan.seeds))
                 + "; arms run one after the other, in an order that rotates from seed to seed",
@@ -89,7 +93,7 @@ def run_experiment(plan: Plan, target: float | None, json_file: str | None, cons
                 "started": f"{started_at}, {time.monotonic() - begin:.0f} s in all",
                 "gradwire": gradwire_version(),
             }
-            page = write_page(plan.report, outcome, facts, warning)
+            page = write_page(plan.report, outcome, {k: v for k, v in facts.items() if v}, warning)
             if json_file != "-":
                 write_json(outcome.record(), json_file)
             return outcome, page
@@ -106,7 +110,7 @@ def run_experiment(plan: Plan, target: float | None, json_file: str | None, cons
             except KeyboardInterrupt:  # between two runs
                 interrupted = Interrupted("stopped by SIGINT", 128 + signal.SIGINT)
     outcome, page = write()
-    show(outcome, page, console)
+    show(outcome, page, console, baseline(ended, servers))
     if json_file == "-":
         write_json(outcome.record(), json_file)
     if interrupted is not None:
@@ -152,7 +156,7 @@ def _describe_link(conditions: Conditions) -> str:
     )
 
 
-def show(outcome: Outcome, page: Path, console: Console) -> None:
+def show(outcome: Outcome, page: Path, console: Console, said_of_baseline: str | None) -> None:
     """Writes the headline, the table, what to conclude, and where the page is."""
     titles, rows = summary_rows(outcome)
     table = Table(box=SIMPLE_HEAD, title=basis(outcome), title_justify="left", title_style="dim")
@@ -172,7 +176,7 @@ def show(outcome: Outcome, page: Path, console: Console) -> None:
             text, width, initial_indent="- ", subsequent_indent="  ", break_on_hyphens=False
         )
         console.print(Text(lines), soft_wrap=True)
-    if (said := baseline(outcome)) is not None:
-        console.print(Text(said, style="dim"))
+    if said_of_baseline is not None:
+        console.print(Text(f"baseline: {said_of_baseline}", style="dim"))
     console.print(Text(f"target: {write_target(outcome)}, {outcome.target_reason}", style="dim"))
     console.print(f"report: {page}", highlight=False, markup=False, soft_wrap=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from gradwire.ab.experiment import UNSHAPED
+from gradwire.ab.experiment import UNSHAPED, Run, RunFailed
 from gradwire.ab.names import arm_name, link_name, sentence
 from gradwire.report.paired_statistics import Interval
 from gradwire.settings.units import format_duration
@@ -85,13 +85,18 @@ def basis(outcome: Outcome) -> str:
     return f"{seeds} seed{'s' if seeds != 1 else ''}; {how}; link: {link_name(outcome.link)}"
 
 
-def baseline(outcome: Outcome) -> str | None:
-    """Says what the arm without a codec is, so that nobody takes it for another library's sum; None: there is none."""
-    if all(arm.arm != "none" for arm in outcome.arms):
+def baseline(ended: Sequence[Run | RunFailed], servers: int) -> str | None:
+    """Says what the arm without a codec is, so that nobody takes it for another library's sum; None: none has run."""
+    runs = [run for run in ended if isinstance(run, Run) and run.arm == "none"]
+    if not runs:
         return None
+    if any(run.result.has_store is False for run in runs):
+        return f"{arm_name('none')}: what the script does by itself, since nothing of gradwire exchanged gradients"
+    if servers == 0:
+        return f"{arm_name('none')}: gradwire's sums between the workers, not DDP's own all-reduce"
     return (
-        f"{sentence(arm_name('none'))}: the same messages over the same servers, without a codec. That is not the "
-        "all-reduce of DDP or MPI; `-s 0` sums without servers, as these do"
+        f"{arm_name('none')}: gradwire's sums over {servers} server{'s' if servers > 1 else ''}, not DDP's own "
+        "all-reduce; with -s 0 the workers sum, as there"
     )
 
 

@@ -202,4 +202,4 @@ def _value(progress: RunProgress) -> float | None:
 
 
 def _speed_text(speed: float | None) -> str:
-    return "" if speed is None else f"{speed:,.0f} images/s"
+    return "" if speed is None else f"{speed:,.0f} samples/s"

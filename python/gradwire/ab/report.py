@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
-from gradwire.ab.conclusions import baseline, basis, write_seconds, write_target
+from gradwire.ab.conclusions import basis, write_seconds, write_target
 from gradwire.ab.experiment import Run, RunFailed
 from gradwire.ab.names import link_name
 from gradwire.ab.summary import NEGLIGIBLE, ArmSummary, Outcome, negligible, write_interval
@@ -98,8 +98,6 @@ def _methods(outcome: Outcome) -> list[str]:
             f"Target: {write_target(outcome)}, {outcome.target_reason}. Time to the target is read off each run's "
             "curve, on a straight line between two epochs."
         )
-    if (said := baseline(outcome)) is not None:
-        texts.append(f"{said}.")
     if any(outcome.seeds_needed(arm) for arm in outcome.arms):
         texts.append(
             "How many seeds would decide is an estimate: it takes the mean and the spread of the paired differences as "
@@ -152,7 +150,7 @@ def summary_rows(outcome: Outcome) -> tuple[list[str], list[list[str]]]:
     """Returns titles and one row per arm, as both the page and the terminal show them."""
     titles = [
         *("arm", f"final {outcome.metric}", f"difference to {outcome.arms[0].name}"),
-        *(f"time to {write_target(outcome)}", "times sooner", "images/s", "speed"),
+        *(f"time to {write_target(outcome)}", "times sooner", "samples/s", "speed"),
         *("bytes/step", "fewer bytes", "codec time"),
     ]
     return titles, [_summary_row(outcome, arm) for arm in outcome.arms]
@@ -213,7 +211,7 @@ def _run_rows(outcome: Outcome) -> tuple[list[str], list[list[str]]]:
         "arm",
         "seed",
         f"final {outcome.metric}",
-        "images/s",
+        "samples/s",
         "bytes/step",
         "codec time",
         "wall time",

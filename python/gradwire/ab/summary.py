@@ -164,7 +164,7 @@ class Outcome:
 
     def write_difference(self, difference: Interval) -> str:
         if self.metric == "loss":
-            return write_interval(difference, "{:+.3g}")
+            return write_interval(difference, "{:+.4f}")
         scaled = [None if v is None else 100 * v for v in (difference.low, difference.high)]
         points = Interval(100 * difference.mean, scaled[0], scaled[1], difference.count)
         return write_interval(points, "{:+.2f}") + " points"

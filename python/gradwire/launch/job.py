@@ -87,13 +87,13 @@ def require_program(who: str, command: Sequence[str], path: str | None = None) -
         )
 
 
-def _refuse_launcher(command: Sequence[str]) -> None:
+def refuse_launcher(who: str, command: Sequence[str]) -> None:
     """Raises: ValueError: each worker would start workers, which wait for each other."""
     module = next((word for flag, word in itertools.pairwise(command[:4]) if flag == "-m"), "")
     program = module if module.startswith("torch.distributed.") else Path(command[0]).name
     if program in _LAUNCHERS:
         raise ValueError(
-            f"run: {program} starts workers, and so does gradwire: give the command of one worker, such as "
+            f"{who}: {program} starts workers, and so does gradwire: give the command of one worker, such as "
             "`-- python train.py`"
         )
 
@@ -413,7 +413,7 @@ def make_job(
     placed = placement or (lambda role, rank: None)
     here = isinstance(placed("worker", 0) or LocalHost(), LocalHost)
     if workers > 1:
-        _refuse_launcher(command)
+        refuse_launcher("run", command)
     if here:
         require_program("run", command, {**base, **(role_env or {}).get("worker", {})}.get("PATH"))
     settings = settings_module.read(base)

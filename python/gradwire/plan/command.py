@@ -134,7 +134,8 @@ def plan(
         bool,
         typer.Option(
             "--drain",
-            help="The forward pass waits for all sums, as without overlap_step. Default: it waits layer by layer.",
+            help="The forward pass waits for all sums, as with DDP and without overlap_step. Default: so for a CMD "
+            "with DDP, else it waits layer by layer.",
             rich_help_panel=_DETAILS,
         ),
     ] = False,
@@ -272,6 +273,8 @@ def plan(
             f"plan: with --netlab, all {workers} workers share this machine: give --copies {workers}, not {copies}"
         )
     costs = calibrations.load(calibration)
+    for codec in codecs or ():
+        costs.speed(simulation.Variant.parse(codec).codec)
     profile = _profile(model, seconds, command or [], copies, profile_file)  # last: it may take minutes
     if codec_threads is None:
         codec_threads = default_codec_threads(_CORES if profile.machine is None else profile.machine.cores)
@@ -283,7 +286,9 @@ def plan(
         codecs=tuple(codecs or ()),
         placements=places,
         schedule=simulation.Schedule(
-            per_layer=not drain, codec_threads=codec_threads, server_threads=server_threads
+            per_layer=not drain and not profile.is_ddp,
+            codec_threads=codec_threads,
+            server_threads=server_threads,
         ),
         netlab=netlab,
         profile=profile,
@@ -292,6 +297,8 @@ def plan(
         _require_one_machine(question)
     is_known = model in layer_profile.KNOWN and step_time is None
     notes = [_ASK_FOR_TIME] if is_known else []
+    if profile.is_ddp:
+        notes.append("DDP waits for all sums after backward(), so --drain is taken.")
     _predict(question, costs, sweep, svg, json_file, notes=notes + _assumed(context, question))
 
 
@@ -389,7 +396,7 @@ def _profile(
 ) -> Profile:
     """step_seconds: of compute, to which a model's times are scaled; None: as its profile has them."""
     from gradwire.launch.console import say
-    from gradwire.launch.job import require_program
+    from gradwire.launch.job import refuse_launcher, require_program
     from gradwire.plan import layer_profile, step_profile
 
     if (model is None) == (not command):
@@ -398,6 +405,7 @@ def _profile(
     if model is not None:
         found = layer_profile.find(model)
         return found if step_seconds is None else found.scaled(step_seconds / found.compute_seconds)
+    refuse_launcher("plan", command)
     require_program("plan", command)
     at_once = f", {copies} copies at once" if copies > 1 else ""
     say(f"profiling {shlex.join(command)}: {step_profile.STEPS} steps{at_once}")
@@ -424,7 +432,7 @@ def _show(found: Answer, question: Question, console: Console, notes: Sequence[s
     if profile.warning is not None:
         console.print(f"WARNING: {profile.warning}", style="bold yellow", highlight=False)
     print_table(_fitting(found.predictions, found.best, console), console)
-    for said in (found.left_out, found.reason):
+    for said in (found.left_out, found.reason, *found.next_steps):
         if said is not None:
             console.print(said, highlight=False)
 

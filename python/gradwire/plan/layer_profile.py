@@ -16,7 +16,7 @@ from gradwire.settings.units import format_duration
 
 _MOST_SPREAD = 1.2  # slow steps over fast ones: beyond it, a figure says more of other load than of the job
 _OPTIONAL = frozenset(
-    {"spread", "machine", "steps", "optimizer", "is_like_adam"}
+    {"spread", "machine", "steps", "optimizer", "is_like_adam", "is_ddp"}
 )  # that older files do not have
 KNOWN = ("vgg16", "resnet50", "bert_large", "gpt2_124m")
 
@@ -56,6 +56,7 @@ class Profile:
         steps: seconds of each step that was measured; None: not known.
         optimizer: name of the class of the first optimizer that stepped; None: not known.
         is_like_adam: whether that optimizer has betas, as Adam does, with which codecs of few levels lose accuracy.
+        is_ddp: whether DDP wraps the model, and so awaits all sums after backward(); None: not known.
     """
 
     name: str
@@ -68,6 +69,7 @@ class Profile:
     steps: tuple[float, ...] | None = None
     optimizer: str | None = None
     is_like_adam: bool | None = None
+    is_ddp: bool | None = None
 
     @property
     def compute_seconds(self) -> float:
@@ -207,11 +209,11 @@ def validate(profile: Profile) -> None:
         for name, value in vars(profile.machine).items():
             if isinstance(value, bool) or not isinstance(value, int) or value < least[name]:
                 raise ValueError(f"machine: {name}={value!r}; expected a whole number, {least[name]} or more")
-    if not isinstance(profile.optimizer, str | None) or not isinstance(profile.is_like_adam, bool | None):
-        raise ValueError(
-            f"optimizer={profile.optimizer!r}, is_like_adam={profile.is_like_adam!r}; expected a name, and true or "
-            "false"
-        )
+    if not isinstance(profile.optimizer, str | None):
+        raise ValueError(f"optimizer={profile.optimizer!r}; expected a name")
+    for name in ("is_like_adam", "is_ddp"):
+        if not isinstance(getattr(profile, name), bool | None):
+            raise ValueError(f"{name}={getattr(profile, name)!r}; expected true or false")
     step = profile.batch / profile.images_per_second
     if not math.isclose(profile.compute_seconds, step, rel_tol=1e-3):
         raise ValueError(

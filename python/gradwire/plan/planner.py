@@ -15,6 +15,8 @@ from gradwire.settings.units import format_bytes, format_rate
 
 CODECS = ("none", "fp16", "int8", "2bit", "2bit:reply=2bit")
 CODECS_FOR_ADAM = ("none", "fp16", "int8", "nf4", "nf2")
+_KEEP_ADAMS_LOSS = ("none", "fp16", "bf16", "int8")
+"""With these a training with AdamW ends within chance of one without a codec: experiments/adamw."""
 BANDWIDTHS = tuple(
     float(rate) * 1e6 for rate in (50, 100, 200, 500, 1000, 2000, 5000, 10_000, 25_000, 50_000, 100_000)
 )
@@ -107,6 +109,7 @@ class Answer:
     best: Prediction
     reason: str
     left_out: str | None  # what was asked for and not predicted, and why
+    next_steps: tuple[str, ...]  # commands, with what each is for
 
     def record(self) -> dict[str, Any]:
         return {
@@ -114,6 +117,7 @@ class Answer:
             "recommendation": self.best.record(),
             "reason": self.reason,
             "left_out": self.left_out,
+            "next": list(self.next_steps),
         }
 
 
@@ -219,9 +223,11 @@ def answer(question: Question, calibration: Calibration) -> Answer:
             f"plan: nothing to try: {left_out or 'expected at least one codec and one placement'}"
         )
     predictions = [with_interval(question, row, calibration) for row in predictions]
-    best = choose(predictions)
+    wanted = predictions if question.codecs else _without_loss(question.profile, predictions)
+    best = choose(wanted or predictions)
     predictions.sort(key=lambda row: (row is not best, -row.efficiency))
-    return Answer(tuple(predictions), best, _reason(question, predictions, best), left_out)
+    steps = _next_steps(question, predictions, best)
+    return Answer(tuple(predictions), best, _reason(question, predictions, best), left_out, steps)
 
 
 def _left_out(question: Question, variants: Sequence[Variant]) -> str | None:
@@ -256,6 +262,11 @@ def _best_schedule(
     return best if best.efficiency > default.efficiency + _WORTH / 2 else default
 
 
+def _without_loss(profile: Profile, predictions: Sequence[Prediction]) -> list[Prediction]:
+    """Returns those that may be recommended without a training to compare: with Adam, fewer bits cost loss."""
+    return [row for row in predictions if not profile.is_like_adam or row.variant.codec in _KEEP_ADAMS_LOSS]
+
+
 def choose(predictions: Sequence[Prediction]) -> Prediction:
     """Takes, of those within a point of the best, what asks least: no codec, then fewer hosts, then more bits."""
     most = max(row.efficiency for row in predictions)
@@ -280,11 +291,15 @@ def _reason(question: Question, predictions: Sequence[Prediction], best: Predict
         lossy = [row for row in predictions if row.variant.lossy]
         if not lossy:
             return f"{text}; no codec was tried"
-        most = max(lossy, key=lambda row: row.efficiency)
+        faster = _faster_at_a_loss(predictions, best)
+        near = [row for row in lossy if row.efficiency <= best.efficiency + _WORTH]
+        if not near:
+            return f"{text}{faster}"
+        most = max(near, key=lambda row: row.efficiency)
         gain = 100 * (most.efficiency - best.efficiency)
         if gain > -0.05:
-            return f"{text}; do not compress: {most.variant} would change nothing"
-        return f"{text}; do not compress: {most.variant} would change that by {gain:+.1f} points"
+            return f"{text}; do not compress: {most.variant} would change nothing{faster}"
+        return f"{text}; do not compress: {most.variant} would change that by {gain:+.1f} points{faster}"
     codec = best.variant.codec
     # Speed alone decides here, and what a codec costs depends on the optimizer.
     warning = _warning_of_adam(question.profile) if codec in FEW_LEVELS else ""
@@ -295,8 +310,41 @@ def _reason(question: Question, predictions: Sequence[Prediction], best: Predict
     return (
         f"{text}; compress: without, {_place(plain.network)} reach {_percent(plain.efficiency)}, {gain:.1f} points "
         f"less, and a step sends {format_bytes(plain.sent_bytes)} a worker instead of {format_bytes(best.sent_bytes)}"
-        f"{warning}"
+        f"{warning}{_faster_at_a_loss(predictions, best)}"
     )
+
+
+def _faster_at_a_loss(predictions: Sequence[Prediction], best: Prediction) -> str:
+    """Says which codecs are faster than the one to take, which are left to the user as they may cost loss."""
+    faster: dict[str, float] = {}
+    for row in predictions:
+        if row.efficiency > best.efficiency + _WORTH:
+            codec = str(row.variant)
+            faster[codec] = max(faster.get(codec, 0.0), row.efficiency)
+    if not faster:
+        return ""
+    reached = ", ".join(f"{codec} {_percent(share)}" for codec, share in faster.items())
+    return f"; faster, and may cost loss: {reached}"
+
+
+def _next_steps(question: Question, predictions: Sequence[Prediction], best: Prediction) -> tuple[str, ...]:
+    """Returns how to start what is recommended, and how to find what a codec costs in accuracy."""
+    workers, servers = question.workers, best.network.servers
+    codec = "" if not best.variant.lossy else f" --compression {best.variant}"
+    start = {
+        "ring": f"mpirun -np {workers} python train.py, with the store allreduce_mpi",
+        "peers": f"gradwire run -n {workers} -s 0{codec} python train.py, or torchrun",
+    }.get(best.network.placement, f"gradwire run -n {workers} -s {servers}{codec} python train.py")
+    steps = [f"Start: {start}"]
+    if best.variant.lossy:
+        faster = [str(row.variant) for row in predictions if row.efficiency > best.efficiency + _WORTH]
+        arms = " ".join(f"--arm {arm}" for arm in dict.fromkeys(("none", str(best.variant), *faster)))
+        rate = format_rate(question.bandwidth)
+        steps.append(
+            f"This predicts times, not accuracy. Compare both: gradwire ab -n 2 {arms} --bandwidth {rate} --report "
+            "report -- python train.py"
+        )
+    return tuple(steps)
 
 
 def _warning_of_adam(profile: Profile) -> str:

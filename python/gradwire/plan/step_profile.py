@@ -258,6 +258,7 @@ class StepClock:
         self._steps: list[Step] = []
         self._step = Step()
         self._batch = 0
+        self._is_ddp = False
         self._is_written = False
 
     def before_forward(self, module: Any, inputs: tuple[Any, ...]) -> None:
@@ -268,6 +269,7 @@ class StepClock:
             self._batch = next((int(x.shape[0]) for x in inputs if torch.is_tensor(x) and x.dim() > 0), 0)
         if not torch.is_grad_enabled() or not module.training:
             return
+        self._is_ddp |= type(module).__name__ == "DistributedDataParallel"
         if module not in self._numbers:
             self._numbers[module] = -1
             for parameter in module.parameters(recurse=False):
@@ -312,6 +314,7 @@ class StepClock:
             machine=self._machine(),
             optimizer=type(optimizer).__name__,
             is_like_adam=any("betas" in group for group in optimizer.param_groups),
+            is_ddp=self._is_ddp,
         )
         Path(self._file).write_text(text_of(profile), encoding="utf-8")
         self._is_written = True

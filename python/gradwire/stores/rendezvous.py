@@ -320,7 +320,7 @@ class _Words:
             raise _core.TimeoutError(
                 f"rendezvous: still waiting for {', '.join(missing)} ({self._size - len(missing)} of {self._size} "
                 f"workers are here) after {self._seconds:g} s (GRADWIRE_RENDEZVOUS_TIMEOUT): check that all run, and "
-                "open the same store or optimizer"
+                "make the same store, optimizer or hook, not rank 0 alone"
             )
 
     def _hasten(self) -> None:
