@@ -270,12 +270,15 @@ def show(finding: Finding, console: Console) -> None:
     changed = [row for row in finding.settings if row.origin != "default" or row.error]
     if changed:
         print_table(_settings_table(changed), console)
+    others = [row for row in finding.settings if row not in changed]
     defaults = [
-        f"{row.definition.variable}={_write_value(row.definition.name, row.value)}"
-        for row in finding.settings
-        if row not in changed
+        f"{row.definition.variable}={_write_value(row.definition.name, row.value).replace(' ', '')}"
+        for row in others
+        if row.value is not None
     ]
+    unset = [row.definition.variable for row in others if row.value is None]
     console.print(f"at their defaults: {', '.join(defaults)}", highlight=False, markup=False)
+    console.print(f"not set: {', '.join(unset)}", highlight=False, markup=False)
     console.print("What each is: gradwire doctor --json -, and the reference of settings.", highlight=False)
     for text in [*finding.faults, *finding.unknown]:
         console.print(f"[bold red]![/bold red] {text}", highlight=False)

@@ -92,6 +92,30 @@ def test_rank_0_tells_at_the_end_what_its_codec_saved() -> None:
         assert all("160 KB of gradients were sent as 80 KB, 2.0 times less" in text for _, text in told), told
 
 
+def test_a_fork_of_a_rank_ends_as_it_would_without_a_store() -> None:
+    """Its end asked the store what it had sent, which only the process that opened it may."""
+    forks = (
+        "import os, sys, gradwire as gw\n"
+        "kv = gw.kv.create('dist_sync')\n"
+        "if kv.rank == 0:\n"
+        "    child = os.fork()\n"
+        "    if child == 0:\n"
+        "        sys.exit(0)\n"
+        "    print('status', os.waitpid(child, 0)[1])\n"
+    )
+    lines: list[str] = []
+    done = run_job(
+        [sys.executable, "-c", forks],
+        workers=2,
+        servers=1,
+        output=lambda line: lines.append(line.text),
+        timeout=300,
+    )
+    assert done.exit_code == 0, lines
+    assert "status 0" in lines
+    assert not any("Traceback" in line for line in lines)
+
+
 def test_at_debug_each_message_is_told() -> None:
     lines: list[tuple[str, str]] = []
     done = run_job(

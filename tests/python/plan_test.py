@@ -329,7 +329,7 @@ def test_a_models_step_takes_the_time_that_is_given() -> None:
         assert row["step_seconds"] >= 0.09
         assert row["efficiency"] == pytest.approx(0.09 / row["step_seconds"], rel=1e-6)
     assert "90 ms of compute a step\n" in done.stderr
-    assert "as published; --step-time gives yours" in gradwire(*words).stdout
+    assert "own device; --step-time gives yours" in gradwire(*words).stdout
 
 
 def test_a_bad_rate_is_refused_before_a_command_is_profiled(tmp_path: Path) -> None:
@@ -359,7 +359,9 @@ def test_a_job_with_adam_is_planned_with_codecs_that_go_with_it() -> None:
     assert tried == {"none", "fp16", "int8", "nf4", "nf2"}
     assert "2bit" in question(profile=sgd).tried_codecs
     slow = {"bandwidth": 0.1 * GBIT, "codecs": ("none", "2bit")}
-    assert "it loses accuracy with AdamW" in planner.answer(question(profile=adam, **slow), COSTS).reason
+    assert "faster, and may cost loss: 2bit" in planner.answer(question(profile=adam, **slow), COSTS).reason
+    alone = question(profile=adam, bandwidth=0.1 * GBIT, codecs=("2bit",))
+    assert "it loses accuracy with AdamW" in planner.answer(alone, COSTS).reason
     assert "loses accuracy" not in planner.answer(question(profile=sgd, **slow), COSTS).reason
     assert "with Adam and AdamW" in planner.answer(question(**slow), COSTS).reason
 
@@ -371,10 +373,29 @@ def test_with_adam_a_codec_that_keeps_the_loss_is_recommended_and_the_faster_one
     assert found.best.variant.codec == "int8"
     assert re.search(r"faster, and may cost loss: nf2 [\d.]+ %, nf4 [\d.]+ %", found.reason)
     start, compare = found.next_steps
-    assert re.match(r"Start: gradwire run -n 8 -s \d --compression int8 python train\.py", start)
+    assert re.match(
+        r"Start on 16 hosts, the first 8 for workers: gradwire run -n 8 -s 8 --launcher ssh -H HOST1,HOST2,... "
+        r"--compression int8 python train\.py",
+        start,
+    )
     assert "gradwire ab -n 2 --arm none --arm int8 --arm nf2 --arm nf4 --bandwidth 200mbit" in compare
     only = planner.answer(question(profile=adam, codecs=("nf2",)), COSTS)
     assert only.best.variant.codec == "nf2"
+    assert "it may cost loss with AdamW" in only.reason
+
+
+def test_what_a_prediction_rests_on_is_in_the_command_that_starts_it() -> None:
+    """Partitions and credit that are not the defaults, and the codec under torchrun."""
+    fast = layer_profile.find("vgg16").scaled(0.1)
+    found = planner.answer(
+        question(profile=fast, bandwidth=5 * GBIT, codecs=("2bit",), placements=("peers",)), COSTS
+    )
+    start, by_torchrun, _ = found.next_steps
+    schedule = found.best.schedule
+    if schedule.partition_bytes != 2**20:
+        assert f"GRADWIRE_PARTITION_BYTES={schedule.partition_bytes} " in start
+    assert "gradwire run -n 8 -s 0 --launcher ssh" in start
+    assert by_torchrun == "Or by torchrun with GRADWIRE_COMPRESSION=2bit."
 
 
 def test_a_codec_is_refused_before_a_command_is_profiled(tmp_path: Path) -> None:
@@ -386,7 +407,8 @@ def test_a_codec_is_refused_before_a_command_is_profiled(tmp_path: Path) -> None
 def test_the_command_is_of_one_worker() -> None:
     done = gradwire("--", "torchrun", "--nproc-per-node", "2", "train.py")
     assert (
-        "plan: torchrun starts workers, and so does gradwire: give the command of one worker" in done.stderr
+        "plan: torchrun starts workers, and one alone is profiled: give the command of one worker"
+        in done.stderr
     )
 
 

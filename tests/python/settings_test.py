@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+
 import pytest
 from gradwire.settings import definitions as settings
 from gradwire.settings import units
@@ -124,13 +126,17 @@ def test_one_bad_setting_does_not_hide_the_others() -> None:
     assert (by_name["streams"].value, by_name["codec_threads"].value) == (1, 3)
 
 
-def test_unknown_variables_get_the_nearest_name() -> None:
+def test_unknown_variables_get_the_nearest_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(settings, "_warned", set())
     environ = {"GRADWIRE_RNAK": "1", "GRADWIRE_RANK": "1", "OTHER": "1"}
     assert settings.unknown_variables(environ) == [
         "GRADWIRE_RNAK is set, but is not a setting: did you mean GRADWIRE_RANK?"
     ]
     with pytest.warns(UserWarning, match="did you mean GRADWIRE_RANK"):
         settings.warn_unknown_variables(environ)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        settings.warn_unknown_variables(environ)  # once a process, wherever it is called
 
 
 def test_no_two_settings_share_a_name_or_an_alias() -> None:
@@ -155,13 +161,21 @@ def test_durations(text: str, seconds: float) -> None:
     assert units.parse_duration(text) == seconds
 
 
-@pytest.mark.parametrize(("text", "rate"), [("100mbit", 10**8), ("1gbit", 10**9), ("2.5Gbit", 2_500_000_000)])
+@pytest.mark.parametrize(
+    ("text", "rate"),
+    [
+        *(("100mbit", 10**8), ("1gbit", 10**9), ("2.5Gbit", 2_500_000_000), ("100MBIT", 10**8)),
+        *(("100 Mbit/s", 10**8), ("200mbps", 2 * 10**8), ("1Gbits/s", 10**9), ("1gbits", 10**9)),
+    ],
+)
 def test_rates(text: str, rate: int) -> None:
     assert units.parse_rate(text) == rate
     assert units.parse_rate(units.format_rate(rate)) == rate
 
 
-@pytest.mark.parametrize("text", ["", "100", "mbit", "-1mbit", "0mbit", "100MB", "nan", "infmbit"])
+@pytest.mark.parametrize(
+    "text", ["", "100", "mbit", "-1mbit", "0mbit", "100MB", "100MBps", "10GB/s", "nan", "infmbit"]
+)
 def test_what_is_no_rate(text: str) -> None:
     with pytest.raises(ValueError, match="is not a rate"):
         units.parse_rate(text)

@@ -151,7 +151,10 @@ void Scheduler::State::tick_rendezvous(Clock::time_point now) {
   if (since && now - *since >= options.rendezvous_timeout) {
     const std::string note = listening.note.empty() ? "" : " (" + listening.note + ")";
     fail("rendezvous: still waiting for " + rendezvous.awaited() + " after " +
-             in_seconds(options.rendezvous_timeout) + ": check that all were started, make the same store, optimizer or hook, and can reach " + endpoint + note + descriptor_shortage(),
+             in_seconds(options.rendezvous_timeout) +
+             ": check that all were started, that each makes a store, an optimizer or a hook, and that they "
+             "can reach " +
+             endpoint + note + descriptor_shortage(),
          FailureCause::kDeadline);
   } else if (now >= next_progress) {
     next_progress = now + kProgressEvery;

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 import signal
 import sys
@@ -36,6 +37,8 @@ from gradwire.launch.job import refuse_launcher, require_program
 from gradwire.launch.supervisor import check_job
 from gradwire.terminal.json_option import write_json
 from gradwire.terminal.machine import gradwire_version, machine_description
+
+_GIVES_RESULT = re.compile(r"GRADWIRE_RESULT|gradwire\.result|gradwire import .*\bresult\b|\bgw\.result")
 
 
 @dataclass(frozen=True)
@@ -85,7 +88,7 @@ def run_experiment(plan: Plan, target: float | None, json_file: str | None, cons
             facts = {
                 "command": shlex.join(["gradwire", *sys.argv[1:]]),
                 "workers, servers": f"{plan.workers}, {servers}",
-                "baseline": baseline(ended, servers) or "",
+                "baseline": baseline(ended, plan.workers, servers) or "",
                 "link": _describe_link(conditions),
                 "seeds": ", ".join(map(str, plan.seeds))
                 + "; arms run one after the other, in an order that rotates from seed to seed",
@@ -110,7 +113,7 @@ def run_experiment(plan: Plan, target: float | None, json_file: str | None, cons
             except KeyboardInterrupt:  # between two runs
                 interrupted = Interrupted("stopped by SIGINT", 128 + signal.SIGINT)
     outcome, page = write()
-    show(outcome, page, console, baseline(ended, servers))
+    show(outcome, page, console, baseline(ended, plan.workers, servers))
     if json_file == "-":
         write_json(outcome.record(), json_file)
     if interrupted is not None:
@@ -119,7 +122,7 @@ def run_experiment(plan: Plan, target: float | None, json_file: str | None, cons
     if failures:
         more = f" ({len(failures)} of {expected} runs failed)"
         if len(ended) < expected:
-            more = f" ({expected - len(ended)} more runs were not tried: the command itself is at fault)"
+            more = f" (runs that were not tried: {expected - len(ended)}; the command itself is at fault)"
         return Ended(outcome, failures[0].exit_code, f"{failures[0]}{more}")
     return Ended(outcome)
 
@@ -136,10 +139,11 @@ def _warning(plan: Plan, conditions: Conditions) -> str | None:
 def _lacks_result(command: Sequence[str]) -> str | None:
     """Says that a script does not mention what a run must write, which else shows after the whole first run."""
     script = next((Path(word) for word in command if word.endswith(".py")), None)
-    if script is None or not script.is_file():
+    try:
+        text = "" if script is None else script.read_text(encoding="utf-8", errors="replace")
+    except OSError:  # the run will say so
         return None
-    text = script.read_text(encoding="utf-8", errors="replace")
-    if "GRADWIRE_RESULT" in text or ("gradwire" in text and "result" in text):
+    if script is None or _GIVES_RESULT.search(text):
         return None
     return (
         f"{script} does not mention gradwire.result. If nothing that it imports calls gradwire.result.write("

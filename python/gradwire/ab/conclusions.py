@@ -85,10 +85,11 @@ def basis(outcome: Outcome) -> str:
     return f"{seeds} seed{'s' if seeds != 1 else ''}; {how}; link: {link_name(outcome.link)}"
 
 
-def baseline(ended: Sequence[Run | RunFailed], servers: int) -> str | None:
-    """Says what the arm without a codec is, so that nobody takes it for another library's sum; None: none has run."""
+def baseline(ended: Sequence[Run | RunFailed], workers: int, servers: int) -> str | None:
+    """Says what the arm without a codec is, so that nobody takes it for another library's sum; None: none
+    has run, or there is one worker."""
     runs = [run for run in ended if isinstance(run, Run) and run.arm == "none"]
-    if not runs:
+    if not runs or workers == 1:
         return None
     if any(run.result.has_store is False for run in runs):
         return f"{arm_name('none')}: what the script does by itself, since nothing of gradwire exchanged gradients"

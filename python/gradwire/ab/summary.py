@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
@@ -164,7 +165,9 @@ class Outcome:
 
     def write_difference(self, difference: Interval) -> str:
         if self.metric == "loss":
-            return write_interval(difference, "{:+.4f}")
+            final = self.arms[0].final
+            decimals = 4 if not final or not math.isfinite(final) else 4 - math.floor(math.log10(abs(final)))
+            return write_interval(difference, f"{{:+.{min(12, max(0, decimals))}f}}")
         scaled = [None if v is None else 100 * v for v in (difference.low, difference.high)]
         points = Interval(100 * difference.mean, scaled[0], scaled[1], difference.count)
         return write_interval(points, "{:+.2f}") + " points"

@@ -87,14 +87,15 @@ def require_program(who: str, command: Sequence[str], path: str | None = None) -
         )
 
 
-def refuse_launcher(who: str, command: Sequence[str]) -> None:
+def refuse_launcher(
+    who: str, command: Sequence[str], *, why: str = "starts workers, and so does gradwire"
+) -> None:
     """Raises: ValueError: each worker would start workers, which wait for each other."""
     module = next((word for flag, word in itertools.pairwise(command[:4]) if flag == "-m"), "")
     program = module if module.startswith("torch.distributed.") else Path(command[0]).name
     if program in _LAUNCHERS:
         raise ValueError(
-            f"{who}: {program} starts workers, and so does gradwire: give the command of one worker, such as "
-            "`-- python train.py`"
+            f"{who}: {program} {why}: give the command of one worker, such as `-- python train.py`"
         )
 
 

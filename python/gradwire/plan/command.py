@@ -25,7 +25,7 @@ _LATENCY = "50us"
 _CORES = 8  # that a host is taken to have, beside its GPU, of which the profile does not say how many
 _MOST_NODES = 65_536  # minutes of simulating
 _MOST_THREADS = 1_024
-_ASK_FOR_TIME = "The compute time is as published; --step-time gives yours."
+_ASK_FOR_TIME = "The compute time is that of the profile's own device; --step-time gives yours."
 # What --help shows together.
 _MODEL = "Model"
 _SWEEP = "Sweep"
@@ -116,7 +116,7 @@ def plan(
             "--codec",
             metavar="CODEC",
             help="Codec to try: the name of a codec, or 2bit:reply=2bit. Repeatable. `gradwire codecs` lists all. "
-            "Default: none, fp16, int8, 2bit, 2bit:reply=2bit; for CMD with an optimizer like Adam none, fp16, int8, "
+            "Default: none, fp16, int8, 2bit, 2bit:reply=2bit; for an optimizer like Adam none, fp16, int8, "
             "nf4, nf2.",
             autocompletion=codec_listing.names,
         ),
@@ -405,7 +405,7 @@ def _profile(
     if model is not None:
         found = layer_profile.find(model)
         return found if step_seconds is None else found.scaled(step_seconds / found.compute_seconds)
-    refuse_launcher("plan", command)
+    refuse_launcher("plan", command, why="starts workers, and one alone is profiled")
     require_program("plan", command)
     at_once = f", {copies} copies at once" if copies > 1 else ""
     say(f"profiling {shlex.join(command)}: {step_profile.STEPS} steps{at_once}")

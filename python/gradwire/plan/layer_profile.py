@@ -54,8 +54,8 @@ class Profile:
         spread: seconds of a step, 10th and 90th percentile of those that were measured; None: not known.
         machine: None: not known; every thread is then taken to have a core.
         steps: seconds of each step that was measured; None: not known.
-        optimizer: name of the class of the first optimizer that stepped; None: not known.
-        is_like_adam: whether that optimizer has betas, as Adam does, with which codecs of few levels lose accuracy.
+        optimizer: names of the classes of all optimizers that step, as "Muon and AdamW"; None: not known.
+        is_like_adam: whether one of them has betas, as Adam does, with which codecs of few levels lose accuracy.
         is_ddp: whether DDP wraps the model, and so awaits all sums after backward(); None: not known.
     """
 
@@ -214,6 +214,8 @@ def validate(profile: Profile) -> None:
     for name in ("is_like_adam", "is_ddp"):
         if not isinstance(getattr(profile, name), bool | None):
             raise ValueError(f"{name}={getattr(profile, name)!r}; expected true or false")
+    if profile.is_like_adam is not None and profile.optimizer is None:
+        raise ValueError("is_like_adam without optimizer; expected the optimizer's name")
     step = profile.batch / profile.images_per_second
     if not math.isclose(profile.compute_seconds, step, rel_tol=1e-3):
         raise ValueError(

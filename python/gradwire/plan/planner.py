@@ -223,8 +223,7 @@ def answer(question: Question, calibration: Calibration) -> Answer:
             f"plan: nothing to try: {left_out or 'expected at least one codec and one placement'}"
         )
     predictions = [with_interval(question, row, calibration) for row in predictions]
-    wanted = predictions if question.codecs else _without_loss(question.profile, predictions)
-    best = choose(wanted or predictions)
+    best = choose(_without_loss(question.profile, predictions) or predictions)
     predictions.sort(key=lambda row: (row is not best, -row.efficiency))
     steps = _next_steps(question, predictions, best)
     return Answer(tuple(predictions), best, _reason(question, predictions, best), left_out, steps)
@@ -301,8 +300,7 @@ def _reason(question: Question, predictions: Sequence[Prediction], best: Predict
             return f"{text}; do not compress: {most.variant} would change nothing{faster}"
         return f"{text}; do not compress: {most.variant} would change that by {gain:+.1f} points{faster}"
     codec = best.variant.codec
-    # Speed alone decides here, and what a codec costs depends on the optimizer.
-    warning = _warning_of_adam(question.profile) if codec in FEW_LEVELS else ""
+    warning = _warning_of_adam(question.profile, codec)
     if not dense:
         return f"{text}; without a codec was not tried{warning}"
     plain = max(dense, key=lambda row: row.efficiency)
@@ -329,13 +327,26 @@ def _faster_at_a_loss(predictions: Sequence[Prediction], best: Prediction) -> st
 
 def _next_steps(question: Question, predictions: Sequence[Prediction], best: Prediction) -> tuple[str, ...]:
     """Returns how to start what is recommended, and how to find what a codec costs in accuracy."""
-    workers, servers = question.workers, best.network.servers
-    codec = "" if not best.variant.lossy else f" --compression {best.variant}"
-    start = {
-        "ring": f"mpirun -np {workers} python train.py, with the store allreduce_mpi",
-        "peers": f"gradwire run -n {workers} -s 0{codec} python train.py, or torchrun",
-    }.get(best.network.placement, f"gradwire run -n {workers} -s {servers}{codec} python train.py")
-    steps = [f"Start: {start}"]
+    workers, placement, schedule = question.workers, best.network.placement, best.schedule
+    codec = f" --compression {best.variant}" if best.variant.lossy else ""
+    variables = ""
+    if schedule.partition_bytes != question.schedule.partition_bytes and placement != "ring":
+        variables += f"GRADWIRE_PARTITION_BYTES={schedule.partition_bytes} "
+    if schedule.credit_bytes != question.schedule.credit_bytes and schedule.credit_bytes is not None:
+        variables += f"GRADWIRE_CREDIT_BYTES={schedule.credit_bytes} "
+    hosts = f"{best.network.hosts} hosts, the first {workers} for workers"
+    start = f"gradwire run -n {workers} -s {best.network.servers} --launcher ssh -H HOST1,HOST2,...{codec}"
+    if placement == "ring":
+        start, hosts = (
+            f"mpirun -np {workers} python train.py, with the store allreduce_mpi",
+            f"{workers} hosts",
+        )
+    else:
+        start = f"{variables}{start} python train.py"
+    steps = [f"Start on {hosts if best.network.hosts > workers else f'{workers} hosts'}: {start}"]
+    if placement == "peers":
+        variable = f" with GRADWIRE_COMPRESSION={best.variant}" if best.variant.lossy else ""
+        steps.append(f"Or by torchrun{variable}.")
     if best.variant.lossy:
         faster = [str(row.variant) for row in predictions if row.efficiency > best.efficiency + _WORTH]
         arms = " ".join(f"--arm {arm}" for arm in dict.fromkeys(("none", str(best.variant), *faster)))
@@ -347,13 +358,19 @@ def _next_steps(question: Question, predictions: Sequence[Prediction], best: Pre
     return tuple(steps)
 
 
-def _warning_of_adam(profile: Profile) -> str:
-    """Returns what to say beside a codec of few levels: nothing where the optimizer is known to bear it."""
+def _warning_of_adam(profile: Profile, codec: str) -> str:
+    """Returns what to say beside a codec, since it was chosen by its speed: nothing if the optimizer bears it."""
     if profile.is_like_adam is None:
-        return "; it loses accuracy with Adam and AdamW: use int8, nf4 or nf2 there"
-    return (
-        f"; it loses accuracy with {profile.optimizer}: use int8, nf4 or nf2" if profile.is_like_adam else ""
-    )
+        return (
+            "; it loses accuracy with Adam and AdamW: use int8, nf4 or nf2 there"
+            if codec in FEW_LEVELS
+            else ""
+        )
+    if not profile.is_like_adam or codec in _KEEP_ADAMS_LOSS:
+        return ""
+    if codec in FEW_LEVELS:
+        return f"; it loses accuracy with {profile.optimizer}: use int8, nf4 or nf2"
+    return f"; it may cost loss with {profile.optimizer}"
 
 
 def _place(network: Network) -> str:

@@ -259,6 +259,7 @@ class StepClock:
         self._step = Step()
         self._batch = 0
         self._is_ddp = False
+        self._optimizers: dict[str, bool] = {}  # by the name of the class: whether it is like Adam
         self._is_written = False
 
     def before_forward(self, module: Any, inputs: tuple[Any, ...]) -> None:
@@ -302,6 +303,8 @@ class StepClock:
         if self._is_written:
             self._end_if_last()
             return
+        kind = next(base for base in type(optimizer).__mro__ if not base.__module__.startswith("gradwire."))
+        self._optimizers[kind.__name__] = any("betas" in group for group in optimizer.param_groups)
         self._give_the_rest(optimizer)
         if not self._step.ready:
             return  # another optimizer of the same step
@@ -312,8 +315,8 @@ class StepClock:
         profile = replace(
             profile_of(self._steps[_WARM_UP:], self._elements, self._names, max(1, self._batch)),
             machine=self._machine(),
-            optimizer=type(optimizer).__name__,
-            is_like_adam=any("betas" in group for group in optimizer.param_groups),
+            optimizer=" and ".join(self._optimizers),
+            is_like_adam=any(self._optimizers.values()),
             is_ddp=self._is_ddp,
         )
         Path(self._file).write_text(text_of(profile), encoding="utf-8")

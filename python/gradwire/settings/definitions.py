@@ -580,7 +580,12 @@ def unknown_variables(environ: Mapping[str, str] | None = None) -> list[str]:
     return texts
 
 
+_warned: set[str] = set()  # of variables, in this process
+
+
 def warn_unknown_variables(environ: Mapping[str, str] | None = None) -> None:
     """Warns, once per process and name, about GRADWIRE_* variables that have no effect."""
     for text in unknown_variables(environ):
-        warnings.warn(text, stacklevel=3)
+        if text not in _warned:
+            _warned.add(text)
+            warnings.warn(text, stacklevel=3)

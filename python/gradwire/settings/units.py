@@ -26,7 +26,8 @@ _LONGEST = (
 )  # seconds; clocks of the C++ core and of the system take more, but not without end
 _LARGEST = 2**60  # bytes; more fits in no machine, and in no 64 bits once it is multiplied
 _RATES = {"bit": 1, "kbit": 10**3, "mbit": 10**6, "gbit": 10**9, "tbit": 10**12}
-_PER_SECOND = re.compile(r"(?:bit/s|bits|bps)\s*$", re.IGNORECASE)
+_PER_SECOND = re.compile(r"(?:bit/s|bits/s|bits|bps)\s*$", re.IGNORECASE)
+_BYTES = re.compile(r"B(?!IT)")
 _QUANTITY = re.compile(r"\s*(\d+\.?\d*(?:e[+-]?\d+)?|\.\d+)\s*([a-z]*)\s*", re.IGNORECASE)
 
 
@@ -72,6 +73,8 @@ def parse_rate(text: str) -> int:
     Raises: ValueError: not a rate, or zero.
     """
     expected = "a rate: expected a number with kbit, mbit or gbit, such as 100mbit"
+    if _BYTES.search(text):
+        raise ValueError(f"{text!r} is not {expected}; a rate counts bits, not bytes")
     value = _quantity(_PER_SECOND.sub("bit", text), _RATES, expected)
     if value < 1:
         raise ValueError(f"{text!r} is not {expected}")

@@ -49,7 +49,7 @@ class Log:
             self._write(level, text, fields)
 
     def tell(self, text: str, **fields: Any) -> None:
-        """Reports what the user asked to see, once a job, at each level but "error"; fields as in say()."""
+        """Reports what a user wants to see at each level but "error"; fields as in say()."""
         if self.reports("warning"):
             self._write("info", text, fields)
 

@@ -323,12 +323,17 @@ class Worker(AbstractKVStore):
             )
 
     def _report_compressed(self) -> None:
-        """Says on rank 0 what its codecs saved, so that a user sees that they were in use. Alone it sends nothing."""
-        raw, encoded = self.engine.pushed()
-        if self.rank == 0 and self.num_workers > 1 and raw > _SHOWN_RATIO * encoded > 0:
-            sizes = f"{format_bytes(raw)} of gradients were sent as {format_bytes(encoded)}"
-            text = f"compressed: {sizes}, {raw / encoded:.1f} times less"
-            self._log.tell(text, bytes_raw=raw, bytes_encoded=encoded)
+        """Says on rank 0 what its codecs saved, so that a user sees that they were in use. Alone it sends nothing, and
+        in a failed job other lines matter.
+        """
+        if self.rank != 0 or self.num_workers == 1 or uncaught_error.ended_the_script():
+            return
+        with contextlib.suppress(RuntimeError):  # this process is a fork of the one that opened the store
+            raw, encoded = self.engine.pushed()
+            if raw > _SHOWN_RATIO * encoded > 0:
+                sizes = f"{format_bytes(raw)} of gradients were sent as {format_bytes(encoded)}"
+                text = f"compressed: {sizes}, {raw / encoded:.1f} times less"
+                self._log.tell(text, bytes_raw=raw, bytes_encoded=encoded)
 
     def _leave(self) -> None:
         self._report_untaken_codec()

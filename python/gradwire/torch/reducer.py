@@ -527,8 +527,8 @@ class GradientReducer:
             if not self._memory.travels_as_rows(index) and self._memory.slot(index).holds(parameter.grad):
                 parameter.grad = None
             self._sender.send_instead(index, 0.0)
-        self.exchange.finish()
         self._sender.begin()
+        self.exchange.finish()
         self._thaw(requires_gradient)
         self._agree_on_rows()
         self.exchange.advance()
