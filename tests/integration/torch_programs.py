@@ -50,11 +50,12 @@ def warnings_of_adam(train: Callable[[], object]) -> list[str]:
     from gradwire.torch.codecs import adam_warning
 
     adam_warning._has_warned = False
-    adam_warning._stop()  # of earlier cases, which took no step
+    adam_warning._watched.clear()  # of earlier cases, which took no step
+    adam_warning._seen.clear()
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         train()
-    assert adam_warning._hook is None
+    assert not adam_warning._watched
     return [str(each.message) for each in caught if "loses accuracy with the codec" in str(each.message)]
 
 
