@@ -160,7 +160,7 @@ def _describe_link(conditions: Conditions) -> str:
     )
 
 
-def show(outcome: Outcome, page: Path, console: Console, said_of_baseline: str | None) -> None:
+def show(outcome: Outcome, page: Path, console: Console, said_of_baseline: str | None = None) -> None:
     """Writes the headline, the table, what to conclude, and where the page is."""
     titles, rows = summary_rows(outcome)
     table = Table(box=SIMPLE_HEAD, title=basis(outcome), title_justify="left", title_style="dim")
