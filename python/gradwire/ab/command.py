@@ -88,7 +88,6 @@ def run_experiment(plan: Plan, target: float | None, json_file: str | None, cons
             facts = {
                 "command": shlex.join(["gradwire", *sys.argv[1:]]),
                 "workers, servers": f"{plan.workers}, {servers}",
-                "baseline": baseline(ended, plan.workers, servers) or "",
                 "link": _describe_link(conditions),
                 "seeds": ", ".join(map(str, plan.seeds))
                 + "; arms run one after the other, in an order that rotates from seed to seed",
@@ -96,7 +95,9 @@ def run_experiment(plan: Plan, target: float | None, json_file: str | None, cons
                 "started": f"{started_at}, {time.monotonic() - begin:.0f} s in all",
                 "gradwire": gradwire_version(),
             }
-            page = write_page(plan.report, outcome, {k: v for k, v in facts.items() if v}, warning)
+            if (said := baseline(ended, plan.workers, servers)) is not None:
+                facts["baseline"] = said
+            page = write_page(plan.report, outcome, facts, warning)
             if json_file != "-":
                 write_json(outcome.record(), json_file)
             return outcome, page

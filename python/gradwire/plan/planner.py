@@ -314,48 +314,54 @@ def _reason(question: Question, predictions: Sequence[Prediction], best: Predict
 
 def _faster_at_a_loss(predictions: Sequence[Prediction], best: Prediction) -> str:
     """Says which codecs are faster than the one to take, which are left to the user as they may cost loss."""
-    faster: dict[str, float] = {}
+    reached = ", ".join(f"{codec} {_percent(share)}" for codec, share in _faster(predictions, best).items())
+    return f"; faster, and may cost loss: {reached}" if reached else ""
+
+
+def _faster(predictions: Sequence[Prediction], best: Prediction) -> dict[str, float]:
+    """Returns the codecs that are faster than the one to take, each with its highest efficiency."""
+    found: dict[str, float] = {}
     for row in predictions:
         if row.efficiency > best.efficiency + _WORTH:
-            codec = str(row.variant)
-            faster[codec] = max(faster.get(codec, 0.0), row.efficiency)
-    if not faster:
-        return ""
-    reached = ", ".join(f"{codec} {_percent(share)}" for codec, share in faster.items())
-    return f"; faster, and may cost loss: {reached}"
+            found[str(row.variant)] = max(found.get(str(row.variant), 0.0), row.efficiency)
+    return found
 
 
 def _next_steps(question: Question, predictions: Sequence[Prediction], best: Prediction) -> tuple[str, ...]:
     """Returns how to start what is recommended, and how to find what a codec costs in accuracy."""
-    workers, placement, schedule = question.workers, best.network.placement, best.schedule
-    codec = f" --compression {best.variant}" if best.variant.lossy else ""
-    variables = ""
-    if schedule.partition_bytes != question.schedule.partition_bytes and placement != "ring":
-        variables += f"GRADWIRE_PARTITION_BYTES={schedule.partition_bytes} "
-    if schedule.credit_bytes != question.schedule.credit_bytes and schedule.credit_bytes is not None:
-        variables += f"GRADWIRE_CREDIT_BYTES={schedule.credit_bytes} "
-    hosts = f"{best.network.hosts} hosts, the first {workers} for workers"
-    start = f"gradwire run -n {workers} -s {best.network.servers} --launcher ssh -H HOST1,HOST2,...{codec}"
-    if placement == "ring":
-        start, hosts = (
-            f"mpirun -np {workers} python train.py, with the store allreduce_mpi",
-            f"{workers} hosts",
-        )
-    else:
-        start = f"{variables}{start} python train.py"
-    steps = [f"Start on {hosts if best.network.hosts > workers else f'{workers} hosts'}: {start}"]
-    if placement == "peers":
+    steps = [_start(question, best)]
+    if best.network.placement == "peers":
         variable = f" with GRADWIRE_COMPRESSION={best.variant}" if best.variant.lossy else ""
         steps.append(f"Or by torchrun{variable}.")
     if best.variant.lossy:
-        faster = [str(row.variant) for row in predictions if row.efficiency > best.efficiency + _WORTH]
-        arms = " ".join(f"--arm {arm}" for arm in dict.fromkeys(("none", str(best.variant), *faster)))
+        compared = dict.fromkeys(("none", str(best.variant), *_faster(predictions, best)))
+        arms = " ".join(f"--arm {arm}" for arm in compared)
         rate = format_rate(question.bandwidth)
         steps.append(
             f"This predicts times, not accuracy. Compare both: gradwire ab -n 2 {arms} --bandwidth {rate} --report "
             "report -- python train.py"
         )
     return tuple(steps)
+
+
+def _start(question: Question, best: Prediction) -> str:
+    """Returns the command that starts what is recommended, with the hosts that it needs."""
+    workers, network = question.workers, best.network
+    if network.placement == "ring":
+        return f"Start on {workers} hosts: mpirun -np {workers} python train.py, with the store allreduce_mpi"
+    hosts = f"{network.hosts} hosts"
+    if network.hosts > workers:
+        hosts += f", the first {workers} for workers"
+    settings = {
+        "GRADWIRE_PARTITION_BYTES": (best.schedule.partition_bytes, question.schedule.partition_bytes),
+        "GRADWIRE_CREDIT_BYTES": (best.schedule.credit_bytes, question.schedule.credit_bytes),
+    }
+    variables = "".join(f"{name}={own} " for name, (own, default) in settings.items() if own != default)
+    codec = f" --compression {best.variant}" if best.variant.lossy else ""
+    return (
+        f"Start on {hosts}: {variables}gradwire run -n {workers} -s {network.servers} --launcher ssh "
+        f"-H HOST1,HOST2,...{codec} python train.py"
+    )
 
 
 def _warning_of_adam(profile: Profile, codec: str) -> str:
