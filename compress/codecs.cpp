@@ -79,8 +79,11 @@ const CodecEntry& entry_named(std::string_view name) {
     if (entry.name == name) return entry;
     names.push_back(entry.name);
   }
-  throw std::invalid_argument("unknown codec " + std::string(name) + "; " +
-                              did_you_mean(name_here(name), names) + "valid: " + join(names));
+  const std::string advice = name == "powersgd"
+                                 ? "PowerSGD takes two rounds, and is no codec: see gradwire.power_sgd; "
+                                 : did_you_mean(name_here(name), names);
+  throw std::invalid_argument("unknown codec " + std::string(name) + "; " + advice +
+                              "valid: " + join(names));
 }
 
 /// Refuses names that the codec does not have, and a name given twice.

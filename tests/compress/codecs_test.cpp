@@ -122,6 +122,7 @@ TEST(Codecs, UnknownNamesGetTheNearest) {
   EXPECT_THAT(make_error("fpl6"), HasSubstr("did you mean fp16?"));
   EXPECT_THAT(make_error("8bit"), HasSubstr("did you mean int8?")) << "2bit is nearer by its letters";
   EXPECT_THAT(make_error("fp32"), HasSubstr("did you mean none?"));
+  EXPECT_THAT(make_error("powersgd"), AllOf(HasSubstr("gradwire.power_sgd"), HasSubstr("valid: none")));
   EXPECT_THAT(make_error("2bit:treshold=1"),
               AllOf(HasSubstr("treshold"), HasSubstr("did you mean threshold?"), HasSubstr("nonfinite")));
   EXPECT_THAT(make_error("2bit:nonfinite=mxnt"),

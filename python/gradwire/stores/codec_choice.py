@@ -34,7 +34,11 @@ def parse_codec(front_end: str, wanted: Wanted) -> Compression:
             f"{front_end}: the codec is {wanted!r}, expected text such as '2bit:threshold=auto' or a mapping such "
             "as {'type': '2bit'}"
         )
-    parsed = Compression.parse(wanted, defaults=_DEFAULTS, reply=settings.read().reply)
+    reply = settings.read().reply
+    try:
+        parsed = Compression.parse(wanted, defaults=_DEFAULTS, reply=reply)
+    except ValueError as error:
+        raise ValueError(f"{front_end}: {error}") from None
     parsed.require_whole_weights(f"{front_end}: the optimizer steps on the workers")
     return parsed
 
