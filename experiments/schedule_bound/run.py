@@ -22,6 +22,7 @@ from gradwire.settings.units import format_rate
 FOLDER = Path(__file__).parent
 MODELS = ("vgg16", "resnet50", "bert_large")
 RATES = (0.5e9, 1e9, 2e9, 5e9, 10e9, 25e9)
+CODECS = ("none", "fp16", "int8", "2bit", "2bit:reply=2bit")
 LATENCY = 50e-6
 COSTS = calibration.load()
 
@@ -257,7 +258,7 @@ def by_bandwidth() -> list[Row]:
     for model in MODELS:
         for rate in planner.BANDWIDTHS:
             network = Network("peers", 8, 0, rate, LATENCY)
-            for codec in planner.CODECS:
+            for codec in CODECS:
                 done = run(model, network, OURS, codec)
                 rows.append(
                     {

@@ -194,9 +194,7 @@ def test_latency_of_a_ring_is_hidden_behind_other_sums() -> None:
 def test_a_ring_sums_dense_codecs_and_says_which_it_leaves_out() -> None:
     found = planner.answer(question(placements=("ring",)), COSTS)
     assert {str(row.variant) for row in found.predictions} == {"none", "fp16"}
-    assert "not in a ring: int8, 2bit, 2bit:reply=2bit; a library adds what none, fp16, bf16" in str(
-        found.left_out
-    )
+    assert "not in a ring: int8, nf4, nf2, 2bit; a library adds what none, fp16, bf16" in str(found.left_out)
     assert "2bit" in {str(row.variant) for row in planner.answer(question(), COSTS).predictions}
     rows = list(planner.sweep(question(placements=("ring",), codecs=("bf16", "2bit")), "bandwidth", COSTS))
     assert {str(row.variant) for row in rows} == {"bf16"}
@@ -425,7 +423,7 @@ def test_no_cell_breaks_at_110_columns(monkeypatch: pytest.MonkeyPatch) -> None:
     for more in ((), ("--sweep", "bandwidth"), ("--placement", "beside", "--placement", "servers")):
         text = gradwire("--model", "resnet50", *more).stdout
         assert "\u2026" not in text
-        assert "2bit:reply=2bit" in text
+        assert "nf2" in text
 
 
 @pytest.mark.parametrize(

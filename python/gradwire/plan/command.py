@@ -116,8 +116,7 @@ def plan(
             "--codec",
             metavar="CODEC",
             help="Codec to try: the name of a codec, or 2bit:reply=2bit. Repeatable. `gradwire codecs` lists all. "
-            "Default: none, fp16, int8, 2bit, 2bit:reply=2bit; for an optimizer like Adam none, fp16, int8, "
-            "nf4, nf2.",
+            "Default: none, fp16, int8, nf4, nf2, 2bit; for an optimizer like Adam all but 2bit.",
             autocompletion=codec_listing.names,
         ),
     ] = None,

@@ -13,8 +13,9 @@ from gradwire.plan.layer_profile import Profile
 from gradwire.plan.simulation import SUMMED, Network, Placement, Schedule, Variant
 from gradwire.settings.units import format_bytes, format_rate
 
-CODECS = ("none", "fp16", "int8", "2bit", "2bit:reply=2bit")
 CODECS_FOR_ADAM = ("none", "fp16", "int8", "nf4", "nf2")
+CODECS = (*CODECS_FOR_ADAM, "2bit")
+"""2 bits both ways are nf2: it loses half of what 2bit:reply=2bit does, with SGD too (experiments/codec_accuracy)."""
 _KEEP_ADAMS_LOSS = ("none", "fp16", "bf16", "int8")
 """With these a training with AdamW ends within chance of one without a codec: experiments/adamw."""
 BANDWIDTHS = tuple(
