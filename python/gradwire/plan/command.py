@@ -396,7 +396,7 @@ def _profile(
 ) -> Profile:
     """step_seconds: of compute, to which a model's times are scaled; None: as its profile has them."""
     from gradwire.launch.console import say
-    from gradwire.launch.job import refuse_launcher, require_program
+    from gradwire.launch.programs import refuse_launcher, require_program
     from gradwire.plan import layer_profile, step_profile
 
     if (model is None) == (not command):
