@@ -20,7 +20,7 @@ from typing import Any
 from gradwire.bench import peer_mxnet
 from gradwire.bench.system import PeerUnavailable
 from gradwire.bench.tables import CODEC_TITLES, codec_row
-from gradwire.launch.job import free_port
+from gradwire.launch.rendezvous import free_port
 from gradwire.launch.supervisor import run_job
 
 HERE = Path(__file__).resolve().parent

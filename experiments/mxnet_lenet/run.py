@@ -23,7 +23,7 @@ from typing import Any
 from gradwire.bench import peer_mxnet
 from gradwire.bench.hosts import Network, Watched
 from gradwire.launch.child import Line
-from gradwire.launch.job import free_port
+from gradwire.launch.rendezvous import free_port
 from gradwire.launch.supervisor import JobResult, run_job
 from gradwire.report.paired_statistics import Interval, paired_ratio
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from gradwire.bench import peer_mxnet, peer_openmpi
 from gradwire.bench.hosts import Network, Watched
 from gradwire.launch.child import Line
-from gradwire.launch.job import free_port
+from gradwire.launch.rendezvous import free_port
 from gradwire.launch.supervisor import JobResult, run_job
 
 from replay.rows import Row

@@ -16,8 +16,8 @@ from urllib.parse import urlsplit
 
 import torch
 import torch.distributed as dist
-from gradwire.launch.job import free_port
 from gradwire.launch.remote.ssh import own_address
+from gradwire.launch.rendezvous import free_port
 from gradwire.settings import definitions as settings
 from gradwire.terminal.machine import interfaces
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook

@@ -13,7 +13,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from gradwire.launch import job
+from gradwire.launch import programs
 from gradwire.settings import definitions as settings
 from gradwire.settings.encryption import JobKey
 from gradwire.settings.units import format_duration
@@ -134,7 +134,7 @@ def examine() -> Finding:
         rows = _as_a_job_reads(rows)
     program = {row.definition.name: row.value for row in rows}["server_program"]
     try:
-        path = job.find_server_program(settings.Settings(server_program=program))
+        path = programs.find_server_program(settings.Settings(server_program=program))
         _try_server_program(path)
         libraries["gradwire-server"] = path
     except OSError as error:

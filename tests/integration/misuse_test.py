@@ -8,7 +8,7 @@ from pathlib import Path
 
 import gradwire
 import pytest
-from gradwire.launch.job import free_port
+from gradwire.launch.rendezvous import free_port
 from integration.processes import SCHEDULER, ByHand, Ended, clean_environment, run_to_the_end
 
 # Every case is a few lines of one script; a rank that gets an error prints it and goes on, so that one job tries all.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from gradwire.launch.job import free_port
+from gradwire.launch.rendezvous import free_port
 from integration.mpi_jobs import mpirun
 from integration.mxnet_environment import variables
 from integration.processes import ByHand, Ended, Job, agreed, python, run_to_the_end

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from gradwire.launch.job import free_port
+from gradwire.launch.rendezvous import free_port
 from integration.processes import (
     NOTICE_SECONDS,
     START_SECONDS,

@@ -10,7 +10,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from gradwire.launch.job import free_port
+from gradwire.launch.rendezvous import free_port
 from integration import daemons
 from integration.daemons import ask, daemon, wait_for
 

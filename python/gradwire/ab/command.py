@@ -33,7 +33,7 @@ from gradwire.ab.names import link_name
 from gradwire.ab.progress_view import ProgressView
 from gradwire.ab.report import summary_rows, write_page
 from gradwire.ab.summary import Outcome, summarise
-from gradwire.launch.job import refuse_launcher, require_program
+from gradwire.launch.programs import refuse_launcher, require_program
 from gradwire.launch.supervisor import check_job
 from gradwire.terminal.json_option import write_json
 from gradwire.terminal.machine import gradwire_version, machine_description

@@ -10,7 +10,7 @@ from typing import Any
 
 from gradwire.bench.plan import UNSHAPED
 from gradwire.launch.child import Host, LocalHost
-from gradwire.launch.job import free_port
+from gradwire.launch.rendezvous import free_port
 
 _FIRST_PORT = 29_500
 

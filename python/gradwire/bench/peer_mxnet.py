@@ -17,7 +17,7 @@ from gradwire.bench.rounds import Task
 from gradwire.bench.system import PeerUnavailable, System, fixed_threshold
 from gradwire.compress import Compression
 from gradwire.launch.child import Line
-from gradwire.launch.job import free_port
+from gradwire.launch.rendezvous import free_port
 from gradwire.launch.supervisor import JobResult, run_job
 
 PACKAGES = ("mxnet==1.9.1", "numpy==1.23.5")  # MXNet's last release, and the last NumPy it can import

@@ -176,7 +176,8 @@ class RunOptions:
         Raises: ValueError: says which option or setting.
         """
         from gradwire.launch.console import say
-        from gradwire.launch.job import check_names, surroundings
+        from gradwire.launch.inherited_environment import surroundings
+        from gradwire.launch.job import check_names
 
         around = {**surroundings(), **variables}
         check_names(around.get("GRADWIRE_COMPRESSION") or None, around.get("GRADWIRE_REPLY") or "exact")

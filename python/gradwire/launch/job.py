@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-import errno
-import itertools
 import os
-import random
-import re
 import shlex
-import shutil
-import socket
 import subprocess
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import TypeVar
 
+from gradwire.launch import inherited_environment, rendezvous
 from gradwire.launch.child import Deliver, Host, LocalHost, MakeSplitter, OwnLines
+from gradwire.launch.programs import find_server_program, refuse_launcher, require_program
 from gradwire.launch.remote.ssh import SshHost
 from gradwire.launch.stdin_program import reads_program_from_stdin
 from gradwire.settings import definitions as settings_module
@@ -29,107 +23,9 @@ Placement = Callable[[str, int], Host | None]
 _STDIN = 0
 _Job = TypeVar("_Job", bound="Job")
 
-_MEETING_PORTS = (
-    20_000,
-    32_000,
-)  # of a host where nobody can look which is free; below those that systems hand out
-_TRIES = 100
 _SOME_ADDRESS = "0.0.0.0"  # of an interface, which is no loopback
 _CLOSED_SECONDS = 5.0  # ample: a closed connection is known to all within 2 s
 _NO_TIMEOUT = 7 * 86400.0  # seconds; for the rendezvous of servers that may never be wanted
-# What says who a process is in a job; a job started from inside another must not inherit it.
-_IDENTITY = (
-    *("GRADWIRE_ROLE", "GRADWIRE_RANK", "GRADWIRE_NUM_WORKERS", "GRADWIRE_NUM_SERVERS", "GRADWIRE_SCHEDULER"),
-    *("DMLC_ROLE", "DMLC_RANK", "DMLC_NUM_WORKER", "DMLC_NUM_SERVER"),
-    *("DMLC_PS_ROOT_URI", "DMLC_PS_ROOT_PORT", "DMLC_WORKER_ID", "DMLC_SERVER_ID", "DMLC_TASK_ID"),
-    *("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"),
-    *("TORCHELASTIC_RUN_ID", "TORCHELASTIC_USE_AGENT_STORE"),
-    encryption.VARIABLE,
-)
-# Where the ranks of torch's process group meet: given by who starts a job, or by the launcher that this process is of.
-_MASTER = ("MASTER_ADDR", "MASTER_PORT")
-
-# What says whether a job goes on without those that die: of the one that this process is of, and not of one inside it.
-_MEMBERSHIP = ("GRADWIRE_ON_FAILURE", "GRADWIRE_MIN_WORKERS")
-# What all processes of a job must be told alike.
-_OF_ALL_ROLES = (
-    *(*_MEMBERSHIP, "GRADWIRE_ENCRYPT", "GRADWIRE_REPLICAS", "GRADWIRE_PLACEMENT", "GRADWIRE_HIERARCHY"),
-    *("GRADWIRE_STREAMS", "GRADWIRE_FAULTS", "GRADWIRE_TIMELINE"),
-)
-
-
-def surroundings() -> dict[str, str]:
-    """Returns what a job that is started here has of this process's environment; inside another job, not whether that
-    one goes on, nor where its ranks meet."""
-    of_another: tuple[str, ...] = _MEMBERSHIP if "GRADWIRE_ROLE" in os.environ else ()
-    if of_another or "TORCHELASTIC_RUN_ID" in os.environ:
-        of_another += _MASTER
-    return {name: text for name, text in os.environ.items() if name not in of_another}
-
-
-_LAUNCHERS = (
-    "torchrun",
-    "torch.distributed.run",
-    "torch.distributed.launch",
-    "mpirun",
-    "mpiexec",
-    "horovodrun",
-)
-_PYTHON = re.compile(r"python(3(\.\d+)?)?")
-
-
-def require_program(who: str, command: Sequence[str], path: str | None = None) -> None:
-    """Raises: FileNotFoundError: a command's program is not there. path: in place of PATH."""
-    if shutil.which(command[0], path=path) is None:
-        raise FileNotFoundError(
-            f"{who}: {command[0]} is not a program: expected a file that can be run, or a program on PATH"
-            f"{_advice(command[0])}"
-        )
-
-
-def refuse_launcher(
-    who: str, command: Sequence[str], *, why: str = "starts workers, and so does gradwire"
-) -> None:
-    """Raises: ValueError: each worker would start workers, which wait for each other."""
-    module = next((word for flag, word in itertools.pairwise(command[:4]) if flag == "-m"), "")
-    program = module if module.startswith("torch.distributed.") else Path(command[0]).name
-    if program in _LAUNCHERS:
-        raise ValueError(
-            f"{who}: {program} {why}: give the command of one worker, such as `-- python train.py`"
-        )
-
-
-def _advice(program: str) -> str:
-    """What to do where a program that is not on PATH is Python, or stands beside the Python that runs gradwire: its
-    environment is not active."""
-    if not sys.executable or "/" in program:
-        return ""
-    if not _PYTHON.fullmatch(program) and not Path(sys.executable).with_name(program).is_file():
-        return ""
-    return f"; the Python of this gradwire is {sys.executable}: activate its environment, or name it"
-
-
-def find_server_program(settings: Settings) -> str:
-    """Returns the path of gradwire-server.
-
-    Raises: FileNotFoundError: it is nowhere; says where it was looked for.
-    """
-    if settings.server_program is not None:
-        found = shutil.which(settings.server_program)
-        if found is None:
-            given = settings.server_program
-            raise FileNotFoundError(
-                f"run: GRADWIRE_SERVER_PROGRAM={given} is not a program: correct or unset it"
-            )
-        return found
-    folders = [str(Path(sys.argv[0]).resolve().parent), str(Path(sys.executable).parent)]
-    for path in (*folders, None):  # None is PATH
-        if found := shutil.which("gradwire-server", path=path):
-            return found
-    raise FileNotFoundError(
-        f"run: no program gradwire-server in {', '.join(dict.fromkeys(folders))} or on PATH: "
-        "install gradwire, or set GRADWIRE_SERVER_PROGRAM"
-    )
 
 
 @dataclass(frozen=True)
@@ -403,14 +299,8 @@ def make_job(
     if not command:
         raise ValueError("run: no command: give the program that every worker runs")
     _check_stdin(command, workers, stdin_rank)
-    for variables in (env or {}, *(role_env or {}).values()):
-        if encryption.VARIABLE in variables:
-            raise ValueError(
-                f"run: {encryption.VARIABLE} was given for the job's processes (--env), where others could read it: "
-                "set it in the environment of `gradwire run` itself, if others are to be added; else each job makes "
-                "its own"
-            )
-    base = {name: text for name, text in {**surroundings(), **(env or {})}.items() if name not in _IDENTITY}
+    inherited_environment.refuse_key(env or {}, *(role_env or {}).values())
+    base = inherited_environment.of_job(env or {})
     placed = placement or (lambda role, rank: None)
     here = isinstance(placed("worker", 0) or LocalHost(), LocalHost)
     if workers > 1:
@@ -425,7 +315,7 @@ def make_job(
         )
     chosen = settings.placement == "auto"
     count = workers if servers is None else servers
-    role_variables = _role_variables(role_env or {}, 0 if joins is not None else count)
+    role_variables = inherited_environment.of_roles(role_env or {}, 0 if joins is not None else count)
     settings_of_roles = [settings_module.read(base | own) for own in role_variables.values()]
     _require_mirrors(settings, count)
     _check_membership(settings, workers, restarts, joins)
@@ -438,6 +328,9 @@ def make_job(
         )
     if key is not None:
         base[encryption.VARIABLE] = key.text
+    is_torchs = (
+        joins is None and settings.on_failure == "abort"
+    )  # its groups take no workers that go and come
     return Job(
         command=command,
         workers=workers,
@@ -454,7 +347,7 @@ def make_job(
         stdin_rank=stdin_rank,
         key_is_given=own_key is not None,
         meeting=_meeting(placed, workers, count, local) if chosen else {},
-        master=_master(base, settings, placed, local) if joins is None else {},
+        master=rendezvous.for_torch(base, placed("worker", 0) or local, local) if is_torchs else {},
         role_variables=role_variables,
     )
 
@@ -496,18 +389,12 @@ def _check_stdin(command: Sequence[str], workers: int, rank: int | None) -> None
         )
 
 
-def _role_variables(given: Mapping[str, Mapping[str, str]], servers: int) -> dict[str, dict[str, str]]:
-    for role, variables in given.items():
-        for name in variables:
-            what = f"run: --env-{role} {name}"  # without its value, which may be a secret
-            if name in _OF_ALL_ROLES:
-                raise ValueError(f"{what}: all processes of a job must have the same value: give it by --env")
-            if role == "server" and not servers:
-                raise ValueError(f"{what}: no server is started here: give -s 1 or more, or leave it out")
-    return {
-        role: {name: text for name, text in variables.items() if name not in _IDENTITY}
-        for role, variables in given.items()
-    }
+def _meeting(placement: Placement, workers: int, servers: int, local: LocalHost) -> dict[str, str]:
+    return rendezvous.for_choosing_workers(
+        [placement("worker", rank) or local for rank in range(workers)],
+        [placement("server", rank) or local for rank in range(servers)],
+        local,
+    )
 
 
 def _require_mirrors(settings: Settings, servers: int) -> None:
@@ -563,54 +450,3 @@ def _check_membership(settings: Settings, workers: int, restarts: int, joins: st
             f"run: --min-workers {settings.min_workers} is more than the {workers} workers of the job: lower it, or "
             "raise -n"
         )
-
-
-def _at_rank_0(placement: Placement, local: LocalHost) -> tuple[str, int]:
-    """Address and port, on the host of rank 0, of a place for workers to meet."""
-    host = placement("worker", 0) or local
-    return host.address, free_port(local.address) if host is local else random.randrange(*_MEETING_PORTS)
-
-
-def _master(
-    environment: Mapping[str, str], settings: Settings, placement: Placement, local: LocalHost
-) -> dict[str, str]:
-    """Variables by which torch.distributed.init_process_group() finds the other workers, those that were given
-    first. None where workers may go and come, which torch's groups do not take.
-    """
-    if settings.on_failure == "continue":
-        return {}
-    if all(environment.get(name) for name in _MASTER):
-        return {name: environment[name] for name in _MASTER}
-    address, port = _at_rank_0(placement, local)
-    return {"MASTER_ADDR": address, "MASTER_PORT": str(port)}
-
-
-def _meeting(placement: Placement, workers: int, servers: int, local: LocalHost) -> dict[str, str]:
-    """Variables of workers that choose a placement: they measure their link first, at a place of their own."""
-    beside = {(placement("worker", rank) or local).address for rank in range(workers)}
-    apart = beside.isdisjoint((placement("server", rank) or local).address for rank in range(servers))
-    return {
-        "GRADWIRE_MASTER": endpoints.written(*_at_rank_0(placement, local)),
-        "GRADWIRE_SERVER_HOSTS": "apart" if apart and servers else "beside",
-    }
-
-
-def free_port(address: str) -> int:
-    """Finds a port nobody listens on, for what cannot choose one itself. The system hands none of these to connections,
-    one of which might have it before it is used.
-
-    Args:
-        address: of this machine.
-
-    Raises:
-        OSError: there is none, or the address is not this machine's.
-    """
-    for port in random.SystemRandom().sample(range(*_MEETING_PORTS), _TRIES):
-        try:
-            with socket.create_server((address, port)):
-                return port
-        except OSError as error:
-            if error.errno != errno.EADDRINUSE:
-                raise
-    first, end = _MEETING_PORTS
-    raise OSError(errno.EADDRINUSE, f"{_TRIES} ports from {first} to {end - 1} at {address} are all in use")

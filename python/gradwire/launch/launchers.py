@@ -20,7 +20,8 @@ from gradwire.launch.clusters.kubernetes_manifest import as_list
 from gradwire.launch.clusters.sge import SgeJob
 from gradwire.launch.clusters.yarn import YarnJob
 from gradwire.launch.hosts import HostSlots, is_this_machine, read_hosts
-from gradwire.launch.job import Placement, surroundings
+from gradwire.launch.inherited_environment import surroundings
+from gradwire.launch.job import Placement
 from gradwire.launch.mpi import run_mpi_job
 from gradwire.launch.remote import ssh
 from gradwire.launch.supervisor import JobResult, run_job

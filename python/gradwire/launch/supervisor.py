@@ -21,12 +21,12 @@ import functools
 import os
 import selectors
 import signal
-import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from gradwire.launch.caught_signals import CaughtSignals
 from gradwire.launch.child import (
     STREAMS,
     Child,
@@ -40,9 +40,11 @@ from gradwire.launch.child import (
     shell_code,
     start,
 )
+from gradwire.launch.first_failure import FirstFailure
 from gradwire.launch.job import Job, Placement, Process, check_names, make_job
-from gradwire.launch.remote.ssh import GREETING, LAUNCHES_AT_ONCE, UNREACHABLE, SshHost
-from gradwire.launch.tracebacks import Tracebacks
+from gradwire.launch.remote.connection_queue import ConnectionQueue
+from gradwire.launch.remote.ssh import GREETING, UNREACHABLE
+from gradwire.launch.unfinished_lines import UnfinishedLines
 
 __all__ = ["Host", "JobResult", "Line", "LocalHost", "Placement", "check_job", "run_job", "run_prepared"]
 
@@ -57,7 +59,6 @@ _STOP_SECONDS = 2.0  # between SIGTERM and SIGKILL, but for workers that save
 _ENDS_THE_JOB = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 # With which schedulers of clusters announce the end of an allocation, and people ask for a checkpoint or a traceback.
 _HANDED_ON = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGQUIT)
-_UNFINISHED_SECONDS = 0.1  # after which what is there of a line counts as a prompt that nobody ends
 _TIMED_OUT = 124
 _LONGEST_WAIT = 3600.0  # one look at the children an hour; the system's own limit is a month
 
@@ -188,18 +189,12 @@ class _Run:
         self.job = job
         self._output = output
         self._report = report
-        self._unfinished = unfinished
-        self.unfinished_at: dict[
-            tuple[Child, Stream], float
-        ] = {}  # when the beginning of a line is to be shown
-        self.tracebacks = Tracebacks()
-        self.is_followed = False  # something was said after the failure that ends the job
+        self.unfinished = UnfinishedLines(unfinished)
+        self.failure = FirstFailure()
         self.selector = selectors.DefaultSelector()
         self.guard = Guard()
         self.alive: list[Child] = []
-        self.connecting: dict[Child, Process] = {}  # by ssh, which has not reached its host yet
-        self.waiting: list[Process] = []  # for their turn to connect
-        self.retried: list[Process] = []
+        self.connections = ConnectionQueue()
         self.phase: Phase = "starting"
         self.deadline: float | None = None  # of the phase
         self.patience = 0.0  # seconds that a failing job waits beyond the deadline
@@ -207,10 +202,6 @@ class _Run:
         self.end = None if timeout is None else self.started_at + timeout  # of the whole job
         self.announce_fd: int | None = None
         self.announcement = b""
-        self.failed: Child | None = None
-        self.cause: str | None = None
-        self.exit_code = 0
-        self.interrupted: signal.Signals | None = None
         self.endpoint = ""  # of the scheduler
         self.lost: list[tuple[Child, str, int]] = []  # workers that failed, how, and their exit codes
         self.restarted = 0
@@ -218,16 +209,16 @@ class _Run:
         self.is_done = False  # a worker has come to the end
 
     def output(self, line: Line) -> None:
-        self.tracebacks.take(line)
-        self.is_followed = self.failed is not None
+        self.failure.take_line(line)
         self._output(line)
 
     def report(self, text: str) -> None:
-        self.is_followed = self.failed is not None
+        self.failure.note_message()
         self._report(text)
 
     def to_the_end(self) -> JobResult:
-        restore_signals = self._catch_signals()
+        caught = CaughtSignals((*_ENDS_THE_JOB, *_HANDED_ON))
+        self.selector.register(caught, selectors.EVENT_READ, lambda: self._on_signal(caught.take()))
         try:
             if self.job.joins is None:
                 self._start_scheduler()
@@ -237,28 +228,30 @@ class _Run:
                 self._step()
         finally:
             self._kill_all()
-            restore_signals()
+            caught.restore()
             if self.announce_fd is not None:
                 os.close(self.announce_fd)
             self.selector.close()
             self.guard.close()
-        if self.is_followed and self.interrupted is None:
-            self._say_who_failed_first()
-        wall = time.monotonic() - self.started_at
-        role, rank = (self.failed.role, self.failed.rank) if self.failed else (None, None)
+        if last_line := self.failure.last_line():
+            self._report(last_line)
+        wall, failure = time.monotonic() - self.started_at, self.failure
+        role, rank = (failure.child.role, failure.child.rank) if failure.child else (None, None)
         lost = tuple(words for _, words, _ in self.lost)
-        return JobResult(self.exit_code, role, rank, wall, self.cause, self.interrupted, lost, self.restarted)
+        return JobResult(
+            failure.exit_code, role, rank, wall, failure.cause, failure.interrupted, lost, self.restarted
+        )
 
     def _step(self) -> None:
         """Waits for one batch of events, or for the next deadline, and handles it."""
-        times = [at for at in (self.deadline, self.end, *self.unfinished_at.values()) if at is not None]
+        times = [at for at in (self.deadline, self.end, self.unfinished.next_due) if at is not None]
         patience = min([at - time.monotonic() for at in times], default=_LONGEST_WAIT)
         events = self.selector.select(min(max(0.0, patience), _LONGEST_WAIT))
         for key, _ in events:
             if self.selector.get_map().get(key.fd) is key:  # else an event just before removed it
                 key.data()
         now = time.monotonic()
-        self._show_unfinished(now)
+        self.unfinished.show_due(now)
         if self.end is not None and now >= self.end:
             self.end = None
             if self.phase in ("starting", "running", "draining"):
@@ -335,8 +328,7 @@ class _Run:
                 self._spawn(process)
 
     def _spawn(self, process: Process, pass_fds: tuple[int, ...] = ()) -> None:
-        if self._is_host_busy(process.host):
-            self.waiting.append(process)
+        if self.connections.holds_back(process):
             return
         try:
             child = start(
@@ -356,32 +348,25 @@ class _Run:
             raise OSError(f"run: {what} cannot be started ({error.strerror or error}): correct it") from error
         self.guard.watch(child.pid)
         self.alive.append(child)
-        if isinstance(process.host, SshHost):
-            self.connecting[child] = process
+        self.connections.begin(child, process)
         self.selector.register(child.pidfd, selectors.EVENT_READ, functools.partial(self._on_end, child))
         for stream in STREAMS:
             on_output = functools.partial(self._on_output, child, stream)
             self.selector.register(child.pipe(stream), selectors.EVENT_READ, on_output)
 
-    def _is_host_busy(self, host: Host) -> bool:
-        """Returns True if sshd of the host might refuse one more connection."""
-        names = [other.host.name for other in self.connecting.values() if isinstance(other.host, SshHost)]
-        return isinstance(host, SshHost) and names.count(host.name) >= LAUNCHES_AT_ONCE
-
     def _start_waiting(self) -> None:
         """Starts waiting processes whose host can take one more. The others keep waiting, in the same order."""
-        waiting, self.waiting = self.waiting, []
-        for process in waiting:
+        for process in self.connections.take_waiting():
             if self.phase == "running":
                 self._spawn(process)
 
     def _has_another_try(self, child: Child, code: int) -> bool:
         """Retries ssh once if it failed before it reached the host: sshd may have been busy."""
-        process = self.connecting.pop(child, None)
-        if process is None or code != UNREACHABLE or process in self.retried or self.phase != "running":
+        process = self.connections.end(child)
+        if process is None or code != UNREACHABLE or self.phase != "running":
             return False
-        self.retried.append(process)
-        self.waiting.append(process)
+        if not self.connections.retry(process):
+            return False
         self.report(f"{child.name} (pid {child.pid}): ssh has not reached its host; trying once more")
         return True
 
@@ -394,30 +379,16 @@ class _Run:
             lines = child.close_stream(stream)
         for line in lines:
             self._on_line(child, line)
-        self.unfinished_at.pop((child, stream), None)
-        if (
-            self._unfinished is not None
-            and child not in self.connecting
-            and child.splitters[stream].unfinished is not None
-        ):
-            self.unfinished_at[child, stream] = time.monotonic() + _UNFINISHED_SECONDS
+        if not self.connections.is_connecting(child):
+            self.unfinished.note_read(child, stream, time.monotonic())
 
     def _on_line(self, child: Child, line: Line) -> None:
-        if child in self.connecting and line.text.endswith(GREETING):
-            del self.connecting[child]
+        if self.connections.take_greeting(child, line):
             line = replace(line, text=line.text.removesuffix(GREETING))
             self._start_waiting()
             if not line.text:
                 return
         self.output(line)
-
-    def _show_unfinished(self, now: float) -> None:
-        for (child, stream), at in list(self.unfinished_at.items()):
-            line = child.splitters[stream].unfinished
-            if now >= at:
-                del self.unfinished_at[child, stream]
-                if self._unfinished is not None and line is not None:
-                    self._unfinished(line)
 
     def _on_end(self, child: Child) -> None:
         code = self._bury(child)
@@ -431,8 +402,8 @@ class _Run:
         child.signal_all(signal.SIGKILL)
         self.alive.remove(child)
         self.selector.unregister(child.pidfd)
+        self.unfinished.forget(child)
         for stream in STREAMS:
-            self.unfinished_at.pop((child, stream), None)
             if not child.pipe(stream).closed:
                 self.selector.unregister(child.pipe(stream))
         child.drain(functools.partial(self._on_line, child))
@@ -461,7 +432,7 @@ class _Run:
                 self.report(f"{words}; all workers have ended and no longer need it")
         elif fails and self.phase == "failing":
             self.report(words)
-            self._reconsider(child, words, shell_code(code))
+            self.failure.reconsider(child, words, shell_code(code), hears_late=self.job.hears_late)
         elif fails:
             hint = self._look_at(child) if self.phase == "starting" else ""
             self._fail(child, f"{words}{hint}", shell_code(code))
@@ -493,24 +464,6 @@ class _Run:
         serves = child.role == "server" and self.job.settings.replicas > 0
         return serves and self.phase in ("running", "draining")
 
-    def _reconsider(self, child: Child, words: str, code: int) -> None:
-        """Replaces the cause of the failure if a later report shows the real one.
-
-        A process that was notified of another's failure may end before that one does: Python takes its time to end.
-        Servers and the scheduler end with exit code 1 then. If other programs watch the processes, that is the only
-        sign of any of them.
-        """
-        if self.failed is None:
-            return
-        serves = self.failed.role != "worker"
-        has_heard = self.tracebacks.is_of_another(self.failed.role, self.failed.rank) or (
-            serves and self.exit_code == 1
-        )
-        is_cause = has_heard and not self.tracebacks.is_of_another(child.role, child.rank)
-        is_heard_late = self.job.hears_late and self.exit_code == 1 and code != 1
-        if (is_cause and child.role == "worker") or is_heard_late:
-            self.failed, self.cause, self.exit_code = child, words, code
-
     def _goes_on_without(self, child: Child, words: str, code: int) -> bool:
         """Records a worker's failure that does not end the job, and restarts the worker if restarts are left.
 
@@ -540,7 +493,7 @@ class _Run:
         return [child for child in self.alive if child.role == "worker"]
 
     def _has_workers(self) -> bool:
-        return bool(self._workers()) or any(process.role == "worker" for process in self.waiting)
+        return bool(self._workers()) or any(process.role == "worker" for process in self.connections.waiting)
 
     def _is_awaited(self, child: Child) -> bool:
         """Returns True if a child must end by itself when the job is over. Unused servers may never have joined."""
@@ -548,19 +501,7 @@ class _Run:
 
     def _fail(self, child: Child | None, cause: str, exit_code: int) -> None:
         self._report(cause)
-        self.failed, self.cause, self.exit_code = child, cause, exit_code
-
-    def _say_who_failed_first(self) -> None:
-        """Names the first failure in the last line: messages of other processes since then follow from it."""
-        assert self.failed is not None
-        role, rank = self.failed.role, self.failed.rank
-        name, error = self.failed.name, self.tracebacks.of(role, rank)
-        if rank is None and (first := self.tracebacks.first_own(role)) is not None:  # one child for all ranks
-            name, error = f"{role} {first[0]}", first[1]
-        how = f"{error}; see its traceback above"
-        if error is None:
-            how = f"it {str(self.cause).partition(f'(pid {self.failed.pid}) ')[2]}"
-        self._report(f"{name} failed first: {how}")
+        self.failure.begin(child, cause, exit_code)
 
     # Ending
 
@@ -609,8 +550,7 @@ class _Run:
             self.guard.forget(child.pid)
             child.reap()
 
-    def _on_signal(self, number: int) -> None:
-        given = signal.Signals(number)
+    def _on_signal(self, given: signal.Signals) -> None:
         if given in _HANDED_ON:
             self._hand_on(given)
         elif self.phase in ("stopping", "killing"):
@@ -619,15 +559,11 @@ class _Run:
                 for child in self.alive:
                     child.signal_all(signal.SIGKILL)
         elif given == signal.SIGINT or not self._has_workers():
-            self._interrupt(given)
+            self.failure.interrupt(given)
             self._stop()
         elif self.phase != "saving":
-            self._interrupt(given)
+            self.failure.interrupt(given)
             self._save()
-
-    def _interrupt(self, given: signal.Signals) -> None:
-        if self.interrupted is None:
-            self.interrupted, self.cause, self.exit_code = given, f"stopped by {given.name}", 128 + given
 
     def _hand_on(self, given: signal.Signals) -> None:
         if not self._has_workers():
@@ -637,24 +573,3 @@ class _Run:
                 child.hand_on(given)
             except NotHandedOnError as error:
                 self.report(f"{given.name}: {error}")
-
-    def _catch_signals(self) -> Callable[[], None]:
-        """Turns signals into events of the loop. Returns a function that restores the handlers."""
-        if threading.current_thread() is not threading.main_thread():
-            return lambda: None
-        reader, writer = os.pipe()
-        os.set_blocking(writer, False)
-        caught = (*_ENDS_THE_JOB, *_HANDED_ON)
-        numbers = [
-            number for number in caught if signal.getsignal(number) != signal.SIG_IGN
-        ]  # as under nohup
-        before = {n: signal.signal(n, lambda number, _: os.write(writer, bytes([number]))) for n in numbers}
-        self.selector.register(reader, selectors.EVENT_READ, lambda: self._on_signal(os.read(reader, 1)[0]))
-
-        def restore() -> None:
-            for number, handler in before.items():
-                signal.signal(number, handler)
-            os.close(reader)
-            os.close(writer)
-
-        return restore

@@ -15,7 +15,6 @@ from gradwire.terminal.json_option import JsonOption, check_output, write_json
 
 if TYPE_CHECKING:
     from rich.console import Console
-    from rich.table import Table
 
     from gradwire.plan.calibration import Calibration
     from gradwire.plan.layer_profile import Profile
@@ -395,7 +394,7 @@ def _profile(
 ) -> Profile:
     """step_seconds: of compute, to which a model's times are scaled; None: as its profile has them."""
     from gradwire.launch.console import say
-    from gradwire.launch.job import refuse_launcher, require_program
+    from gradwire.launch.programs import refuse_launcher, require_program
     from gradwire.plan import layer_profile, step_profile
 
     if (model is None) == (not command):
@@ -415,6 +414,7 @@ def _profile(
 
 
 def _show(found: Answer, question: Question, console: Console, notes: Sequence[str]) -> None:
+    from gradwire.plan.prediction_table import fitting_table
     from gradwire.settings.units import format_bytes, format_duration
     from gradwire.terminal.wide_table import print_table
 
@@ -430,97 +430,10 @@ def _show(found: Answer, question: Question, console: Console, notes: Sequence[s
         console.print(text, highlight=False)
     if profile.warning is not None:
         console.print(f"WARNING: {profile.warning}", style="bold yellow", highlight=False)
-    print_table(_fitting(found.predictions, found.best, console), console)
+    print_table(fitting_table(found.predictions, found.best, console), console)
     for said in (found.left_out, found.reason, *found.next_steps):
         if said is not None:
             console.print(said, highlight=False)
-
-
-def _fitting(rows: Sequence[Prediction], best: Prediction | None, console: Console) -> Table:
-    """Returns the table with whole words; where they do not fit, one in which codecs and placements may break; where
-    that is too wide, one of fewer columns."""
-    from gradwire.terminal.wide_table import fits
-
-    tables = (_table(rows, best), _table(rows, best, breaks=True))
-    fewer = _table(rows, best, breaks=True, left_out=_FIRST_TO_GO)
-    fewer.caption = f"--json also has {', '.join(_FIRST_TO_GO)}."
-    return next((table for table in tables if fits(table, console)), fewer)
-
-
-def _table(
-    rows: Sequence[Prediction],
-    best: Prediction | None,
-    *,
-    breaks: bool = False,
-    left_out: Collection[str] = (),
-) -> Table:
-    """Makes a row for each prediction. Values that all have in common stand in the title."""
-    from rich.box import SIMPLE_HEAD
-    from rich.table import Table
-
-    cells = [{name: text for name, text in _cells(row).items() if name not in left_out} for row in rows]
-    varied = [name for name in cells[0] if name in _ALWAYS or len({row[name] for row in cells}) > 1]
-    common = [f"{name} {text}" for name, text in cells[0].items() if name not in varied]
-    table = Table(
-        box=SIMPLE_HEAD,
-        title=", ".join(common),
-        title_justify="left",
-        title_style="dim",
-        caption_justify="left",
-        padding=(0, 1, 0, 0),
-        pad_edge=False,
-    )
-    for name in varied:
-        left = name in ("codec", "placement")
-        table.add_column(
-            name,
-            justify="left" if left else "right",
-            no_wrap=not (left and breaks),
-            overflow="fold",
-            min_width=_NARROWEST_WORDS if left and breaks else None,
-        )
-    for row, texts in zip(rows, cells, strict=True):
-        table.add_row(*(texts[name] for name in varied), style="bold" if row is best else None)
-    return table
-
-
-_NARROWEST_WORDS = 7  # of "2bit:reply=2bit", "servers: 4"
-_FIRST_TO_GO = ("partition", "credit", "bound", "exposed")
-_ALWAYS = ("codec", "effi-\nciency", "bound", "step", "interval", "exposed", "sent", "link\nbusy")
-
-
-def _cells(row: Prediction) -> dict[str, str]:
-    from gradwire.settings.units import format_bytes, format_duration, format_rate
-
-    credit, servers = row.schedule.credit_bytes, row.network.servers
-    return {
-        "codec": str(row.variant),
-        "placement": f"{row.network.placement}: {servers}" if servers else row.network.placement,
-        "partition": format_bytes(row.schedule.partition_bytes),
-        "credit": "-" if credit is None else format_bytes(credit),
-        "workers": str(row.network.workers),
-        "link": format_rate(row.network.bandwidth),
-        "effi-\nciency": f"{100 * row.efficiency:.1f}%",
-        "bound": f"{100 * row.bound:.1f}%",
-        "step": format_duration(row.step_seconds),
-        "interval": _interval(row),
-        "exposed": format_duration(row.exposed_seconds),
-        "sent": format_bytes(row.sent_bytes),
-        "link\nbusy": f"{100 * row.busiest_link:.0f}%",
-    }
-
-
-def _interval(row: Prediction) -> str:
-    """Writes "110-150", both ends in the unit of the step beside it."""
-    from gradwire.settings.units import format_duration
-
-    if row.step_interval is None:
-        return "-"
-    scale = (
-        float(format_duration(row.step_seconds).split()[0]) / row.step_seconds if row.step_seconds else 1.0
-    )
-    low, high = (f"{float(f'{scale * end:.3g}'):g}" for end in row.step_interval)  # 1040, not 1.04e+03
-    return f"{low}-{high}"
 
 
 def _sweep(
@@ -532,6 +445,7 @@ def _sweep(
 ) -> tuple[list[Prediction], bool]:
     """Shows and draws a sweep. Returns its rows, and whether Ctrl-C ended it before the last of them."""
     from gradwire.plan import planner
+    from gradwire.plan.prediction_table import fitting_table
     from gradwire.settings.units import format_rate
     from gradwire.terminal.wide_table import print_table
 
@@ -544,7 +458,7 @@ def _sweep(
         interrupted = True
     if not rows:
         return rows, interrupted
-    print_table(_fitting(rows, None, console), console)
+    print_table(fitting_table(rows, None, console), console)
     if over == "bandwidth":
         highest = planner.pays_below(rows)
         told = "no codec tried gains a point on any of these links"

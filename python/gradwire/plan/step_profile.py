@@ -93,7 +93,8 @@ def clock_variables(file: Path) -> dict[str, str]:
 def _of_one_rank() -> dict[str, str]:
     """Returns the variables by which a script that calls init_process_group() makes a group of itself alone. Launchers
     set them, and a script that is profiled without one would end there."""
-    from gradwire.launch.job import free_port  # not in the profiled process, which imports this module, too
+    # Not in the profiled process, which imports this module, too.
+    from gradwire.launch.rendezvous import free_port
 
     here = LocalHost().address
     ranks = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}

@@ -23,6 +23,7 @@ from gradwire.stores.devices import DeviceSum, is_on_device, stream_of
 from gradwire.stores.keys import Key, check_priority, gathered, pairs
 from gradwire.stores.nonfinite import NonfiniteSums
 from gradwire.stores.refusals import told_to_all
+from gradwire.stores.store_compression import StoreCompression
 from gradwire.stores.unsent import Unsent
 from gradwire.stores.worker import Worker
 
@@ -37,11 +38,6 @@ class KVStore(Worker):
 
     def __init__(self, kind: str, engine: _core.Engine, values: settings.Settings) -> None:
         super().__init__(kind, engine, values)
-        self._compression = Compression()
-        self._of_engine = Compression()  # a local store's engine has none where devices encode
-        self._lent: tuple[Compression, Compression] | None = None  # both, as they were before
-        self._borrower: object = None
-        self._has_own_codecs = False  # keys and tables have the store's as their own
         self.nonfinite = NonfiniteSums(self.rank)
         self.devices = DeviceSum("none", self.nonfinite)  # what local stores encode
         self.asked_compression: Compression | None = None  # by set_gradient_compression(), last
@@ -49,16 +45,17 @@ class KVStore(Worker):
         self.rows = SparseKeys(self)  # keys that were initialised with RowSparse
         encodes_on_devices = not self._is_local and _core.build_info()["cuda_devices"] > 0
         self.dense = DenseKeys(engine, self.rows, encodes_on_devices)  # all other keys
+        self._compression = StoreCompression(engine, (self.dense, self.rows))
 
     @property
     def compression(self) -> Compression:
         """The compression in force: that of a gradwire.torch optimizer or hook while it has borrowed it (lend())."""
-        return self._compression if self._borrower is not None else self.own_compression
+        return self._compression.in_force
 
     @property
     def own_compression(self) -> Compression:
         """The compression of this store's keys and tables, as it was set on the store."""
-        return self._compression if self._lent is None else self._lent[0]
+        return self._compression.own
 
     @property
     def passthrough(self) -> bool:
@@ -142,19 +139,14 @@ class KVStore(Worker):
             return
         parsed.require_whole_weights(f"set_gradient_compression: the store {self.type!r} has no servers")
         self.devices.use(parsed.spec)
-        if self._lent is None:
-            self._compression = parsed
-        else:  # the engine's is another matter here
-            self._lent = parsed, self._lent[1]
+        self._compression.use_beside_engine(parsed)
 
     def use_compression(self, compression: Compression) -> None:
         """Compresses what the engine sends. Collective. For front ends that read settings themselves.
 
         Ends a loan: whatever has borrowed then uses this compression too.
         """
-        self._compress(compression)
-        self._lent = self._borrower = None
-        self._set_own_codecs()
+        self._compression.use(compression)
 
     def lend(self, compression: Compression, borrower: object) -> None:
         """Compresses everything without a codec of its own as given, until give_back(). Collective.
@@ -165,44 +157,18 @@ class KVStore(Worker):
             compression: applies until give_back().
             borrower: kept until the loan ends; replaces an earlier one.
         """
-        if self._lent is None:
-            self._lent = self._compression, self._of_engine
-            self._has_own_codecs = True
-            self._set_own_codecs()
-        self._compress(compression)
-        self._borrower = borrower
+        self._compression.lend(compression, borrower)
 
     def give_back(self, borrower: object) -> None:
         """Ends a loan, unless another borrower has come since.
 
         Not a collective, so that a worker may end by itself. Whatever is made next at this store calls reclaim().
         """
-        if self._borrower is borrower:
-            self._borrower = None
+        self._compression.give_back(borrower)
 
     def reclaim(self) -> None:
         """Restores the engine's compression after a loan that has ended. Collective if there was one."""
-        if self._lent is None or self._borrower is not None:
-            return
-        before, of_engine = self._lent
-        self._compress(of_engine)
-        self._compression, self._lent = before, None
-
-    def _compress(self, compression: Compression) -> None:
-        self.engine.set_compression(compression.spec, compression.reply, compression.weights)
-        self._compression = self._of_engine = compression
-
-    @property
-    def _keys_codec(self) -> Compression:
-        """The compression by which the engine sends keys and tables."""
-        return self._of_engine if self._lent is None else self._lent[1]
-
-    def _set_own_codecs(self) -> None:
-        """Keeps the store's codec on keys and tables, whatever the engine uses."""
-        if not self._has_own_codecs:
-            return
-        self.dense.use_compression(self._keys_codec)
-        self.rows.use_compression(self._keys_codec)
+        self._compression.reclaim()
 
     def set_optimizer(self, name: str, /, **parameters: float) -> None:
         """Lets the servers update weights: pulls return weights from now on. Collective; init keys first.
@@ -526,9 +492,7 @@ class KVStore(Worker):
             self.rows.init(keys, first_rows, root)
         else:
             self.dense.init(keys, first_values, root)
-        if self._lent is not None:
-            self._has_own_codecs = True
-            self._set_own_codecs()
+        self._compression.cover_new_keys()
 
     def _is_known(self, key: Key) -> bool:
         return key in self.dense.ids or key in self.rows
@@ -588,7 +552,7 @@ class KVStore(Worker):
             sums: arrays in which they are.
             given: what this worker gave, where that is still known.
         """
-        spec = self._keys_codec.spec
+        spec = self._compression.of_keys.spec
         if self.keeps_weights or connect.applies_at_once(self.type):
             self.nonfinite.warn_of_update(key, spec, ticket, given)
         else:

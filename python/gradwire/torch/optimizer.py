@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import contextlib
-import warnings
-import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any, Literal
 
 import torch
-from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
 from gradwire import kv
 from gradwire._core import MembershipChanged
 from gradwire.settings import definitions as settings
 from gradwire.stores import connect
-from gradwire.torch import closures, optimizer_wrapper, session
+from gradwire.torch import closures, optimizer_wrapper, session, step_hooks
 from gradwire.torch.codecs.adam_warning import warn_of_adam
 from gradwire.torch.codecs.warm_up import Stages
 from gradwire.torch.exchange import STATE_KEY
@@ -39,22 +36,9 @@ from gradwire.torch.overlapping.checks import require_no_gradient_is_needed, req
 from gradwire.torch.overlapping.overlap import OverlappedSums
 from gradwire.torch.parameter_names import GroupMembers, name_parameters, warn_of_ddp
 from gradwire.torch.reducer import GradientReducer
+from gradwire.torch.served_optimizers import Place, require_free, served_by
 from gradwire.torch.sparse_gradients import all_finite
 from gradwire.torch.subset_step import SubsetStep, is_divisible
-
-_served: weakref.WeakKeyDictionary[kv.KVStore, list[_Place]] = weakref.WeakKeyDictionary()
-
-
-class _Place:
-    """The entry of an optimizer at the store that serves it, until close().
-
-    Ranks must agree on it, so it is not left to the garbage collector. No other optimizer may exchange its parameters
-    meanwhile.
-    """
-
-    def __init__(self, optimizer: _Distributed) -> None:
-        self.optimizer = weakref.ref(optimizer)
-        self.named = optimizer._named
 
 
 def DistributedOptimizer(
@@ -230,7 +214,7 @@ def DistributedOptimizer(
     names = [name for name, _ in named]
     store = session.own_store(store)
     overlap_step = _overlaps(optimizer, store, given, overlap_step, clips=max_grad_norm is not None)
-    _require_free(store, optimizer, named)
+    require_free(store, named, own=getattr(optimizer, "_place", None))
     if momentum_correction == "auto":
         plain = max_grad_norm is None and grad_scaler is None
         may_be_2bit = given.auto is not None or "threshold=auto" in given.compression_at(store).spec
@@ -290,37 +274,6 @@ def _overlaps(
     return overlaps
 
 
-def _require_free(
-    store: kv.KVStore, optimizer: torch.optim.Optimizer, named: Iterable[tuple[str, torch.Tensor]]
-) -> None:
-    """Raises ValueError if another optimizer at the store has one of the parameters, or the store serves one at a time.
-
-    An optimizer that is about to be taken over does not count.
-    """
-    own = getattr(optimizer, "_place", None)
-    others = [place for place in _served.get(store, []) if place is not own]
-    if any(place.optimizer() is None for place in others):
-        warnings.warn(
-            "gradwire.torch: a DistributedOptimizer at this store was dropped without close(), so the store keeps its "
-            "memory and its parameters; call close() on all ranks first",
-            RuntimeWarning,
-            stacklevel=4,
-        )
-    theirs = {parameter: name for place in others for name, parameter in place.named}
-    if taken := next((name for name, parameter in named if parameter in theirs), None):
-        raise ValueError(
-            f"gradwire.torch: {taken!r} is in a DistributedOptimizer at this store already, which exchanges its "
-            "gradient; give each optimizer parameters of its own, or close() the other first: it is not enough to drop "
-            "it"
-        )
-    if others and connect.sums_in_one_order(store.type):
-        raise ValueError(
-            f"gradwire.torch: the store {store.type!r} serves one DistributedOptimizer at a time, and has one: its "
-            "library sums in one order on all ranks; give that one all parameters in groups, close() it first, or use "
-            "'allreduce' or 'dist_sync'"
-        )
-
-
 class _Distributed(optimizer_wrapper.Front):
     """What DistributedOptimizer adds to an optimizer's class."""
 
@@ -330,7 +283,7 @@ class _Distributed(optimizer_wrapper.Front):
     _momentum: WorkerMomentum | None
     _options: ExchangeOptions
     _alike: dict[str, Any]  # what the other ranks' must have too
-    _place: _Place | None  # at the store, until close()
+    _place: Place | None  # at the store, until close()
     _max_norm: float | None
     _warm_up_steps: int  # of all its stages
     _named: list[tuple[str, torch.Tensor]]
@@ -369,8 +322,7 @@ class _Distributed(optimizer_wrapper.Front):
             momentum=self._momentum,
             overlaps=self.overlap_step,
         )
-        self._place = _Place(self)
-        _served.setdefault(store, []).append(self._place)
+        self._place = Place(store, self, self._named)
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Takes the wrapped optimizer's step on the mean gradients.
@@ -428,9 +380,11 @@ class _Distributed(optimizer_wrapper.Front):
         with contextlib.nullcontext() if self._momentum is None else self._momentum.applied():
             if (overlap := self._overlap) is not None and not self._is_due(overlap):
                 self._begin_step(overlap)
+            elif closure is not None:
+                result = super().step(closure)
             else:
-                with self._looking_after_hooks() if closure is None else contextlib.nullcontext():
-                    result = super().step() if closure is None else super().step(closure)
+                with step_hooks.followed_by(self, self._exchange_anew):
+                    result = super().step()
         if self._reducer is not None:
             self._reducer.count_step()
         return result if loss is None else loss
@@ -451,44 +405,25 @@ class _Distributed(optimizer_wrapper.Front):
         return overlap.is_due()
 
     def _begin_step(self, overlap: OverlappedSums) -> None:
-        own_before = getattr(
-            self, "_optimizer_step_pre_hooks", {}
-        )  # none where __init__() of torch's has not run
-        own_after = getattr(self, "_optimizer_step_post_hooks", {})
-        for before in (*_global_optimizer_pre_hooks.values(), *own_before.values()):
-            before(self, (), {})
-        assert self._reducer is not None
-        self._reducer.flush()  # they may have set gradients
-        overlap.step(SubsetStep(self, self._base))
-        for after in (*own_after.values(), *_global_optimizer_post_hooks.values()):
-            after(self, (), {})
+        with step_hooks.called_around(self):
+            assert self._reducer is not None
+            self._reducer.flush()  # they may have set gradients
+            overlap.step(SubsetStep(self, self._base))
 
-    @contextlib.contextmanager
-    def _looking_after_hooks(self) -> Iterator[None]:
-        """Exchanges gradients that hooks of the user's on the step set anew, before the optimizer takes them."""
-        reducer = self._reducer
-        own = getattr(self, "_optimizer_step_pre_hooks", None)  # None: __init__() of torch's has not run
-        if reducer is None or own is None or not (own or _global_optimizer_pre_hooks):
-            yield
+    def _exchange_anew(self) -> None:
+        """Exchanges gradients that hooks of the user's on the step have set, before the optimizer takes them."""
+        if (reducer := self._reducer) is None:
             return
-
-        def look(*_: Any) -> None:
-            if reducer.flush():
-                self._clip()
-            if reducer.take_veto():
-                reducer.drop_gradients()
-
-        last = self.register_step_pre_hook(look)
-        try:
-            yield
-        finally:
-            last.remove()
+        if reducer.flush():
+            self._clip()
+        if reducer.take_veto():
+            reducer.drop_gradients()
 
     def _take_in_added(self) -> list[tuple[str, torch.Tensor]]:
         """Notes parameters that have come into the groups, which are then to be exchanged, and returns them."""
         added = self._members.added(self.param_groups)
         if added:
-            _require_free(self._store, self, added)
+            require_free(self._store, added, own=self._place)
             self._named += added  # in place: it is what the store serves
             if self._momentum is not None:
                 self._momentum.find_groups()
@@ -571,8 +506,7 @@ class _Distributed(optimizer_wrapper.Front):
         """
         if self._reducer is None:
             return self._store.join()
-        others = [place.optimizer() for place in _served.get(self._store, [])]
-        served = [other for other in others if other is not None and other._reducer is not None]
+        served = [other for other in served_by(self._store) if other._reducer is not None]
         for optimizer in served:
             optimizer._stand_in()
         last = self._store.join()
@@ -713,5 +647,5 @@ class _Distributed(optimizer_wrapper.Front):
             self._reducer.close()
             self._reducer = self._momentum = None
         if self._place is not None:
-            _served[self._store].remove(self._place)
+            self._place.leave()
             self._place = None

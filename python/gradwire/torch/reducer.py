@@ -16,7 +16,7 @@ Threading: hooks run on autograd's thread, one at a time.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -24,14 +24,15 @@ import torch
 from gradwire.torch.backward_pass import BackwardPass
 from gradwire.torch.compiled_autograd import require_eager
 from gradwire.torch.exchange import Exchange
-from gradwire.torch.exchange_options import ExchangeOptions, warn_of_nonfinite
+from gradwire.torch.exchange_options import ExchangeOptions
 from gradwire.torch.gradient_hooks import GradientHooks
 from gradwire.torch.gradient_memory import GradientMemory
 from gradwire.torch.gradient_sender import GradientSender
-from gradwire.torch.live_parameters import LiveParameters, Named, TakesPart
+from gradwire.torch.live_parameters import LiveParameters, Named
+from gradwire.torch.mean_receiver import MeanReceiver
 from gradwire.torch.overlapping.overlap import OverlappedSums
 from gradwire.torch.row_agreement import RowAgreement
-from gradwire.torch.sparse_gradients import all_finite, gradient_of
+from gradwire.torch.sparse_gradients import all_finite
 
 if TYPE_CHECKING:
     from gradwire.kv import KVStore
@@ -77,7 +78,6 @@ class GradientReducer:
         self.exchange = Exchange(store, options)
         self.exchange.program_step = 1
         self._options = options
-        self._veto = False
         self._passes = passes
         self._passes_done = 0
         self._exchanged = False  # in this step, and gradients have not been cleared since
@@ -104,6 +104,15 @@ class GradientReducer:
             self._rows,
             momentum,
             warns_of_sparse=options.sparse_gradients == "warn",
+        )
+        self._means = MeanReceiver(
+            self.exchange,
+            self._memory,
+            self._live,
+            self._rows,
+            self._sender,
+            options=options,
+            momentum=momentum,
         )
         self._backward = BackwardPass(self, store)
         self._warned: set[str] = set()
@@ -238,102 +247,9 @@ class GradientReducer:
     def _end_step(self) -> None:
         """Waits for the means of all that was sent, or leaves them on their way."""
         if self.overlap is not None:
-            self._leave_sums(self.overlap)
-        elif self._finish_step():
-            self._handle_nonfinite()
-
-    def _leave_sums(self, overlap: OverlappedSums) -> None:
-        self._sender.begin()
-        thawed = self._take_in_waiting(requires_gradient)
-        for index in thawed:
-            self.exchange.send_apart(index)
-        sums = self.exchange.sums()
-        if thawed:  # a collective, which needs a place of its own in the program, and no step in progress
-            self.exchange.wait()
-            self._live.bind()
-        overlap.begin(sums)
-        if self.exchange.needs_quiet:
-            overlap.synchronize()
-        self.exchange.advance()
-
-    def _finish_step(self) -> bool:
-        """Waits for the means of all that was sent; returns whether any rank met a NaN or an infinity."""
-        nonfinite = self.exchange.finish()
-        self._sender.begin()
-        self._copy_back(self._live.indices)
-        nonfinite |= self._thaw(requires_gradient)
-        self._agree_on_rows()
-        self.exchange.advance()
-        if self._momentum is not None:
-            self._momentum.end_step(nonfinite=nonfinite)
-        # Not that of an earlier step, which GradScaler may have skipped without asking.
-        self._veto = nonfinite and self._options.vetoes
-        return nonfinite
-
-    @torch.no_grad()
-    def _copy_back(self, indices: Iterable[int]) -> None:
-        """Has p.grad of these be their means."""
-        for index, rows in self.exchange.row_means.items():
-            parameter = self._memory.parameters[index]
-            parameter.grad = gradient_of(parameter, rows)
-        for index in indices:
-            self._memory.take_mean(index)
-
-    @torch.no_grad()
-    def _agree_on_rows(self) -> None:
-        chosen = self._rows.make()
-        for index in chosen:
-            parameter = self._memory.parameters[index]
-            if parameter.grad is not None:
-                parameter.grad = parameter.grad.to_sparse(1)
-        self._live.use_rows(chosen)
-        for index in chosen:
-            self._memory.take_mean(index)
-        if chosen:
-            self._live.bind()
-
-    def _thaw(self, takes_part: TakesPart) -> bool:
-        """Sends what this step left in parameters that were not known until now: frozen so far, or added. Returns
-        whether any rank met a NaN or an infinity there.
-        """
-        thawed = self._take_in_waiting(takes_part)
-        if not thawed:
-            return False
-        for index in thawed:
-            if self._memory.travels_as_rows(index):
-                self._sender.send_rows(index)
-            else:
-                self.exchange.send_apart(index)
-        nonfinite = self.exchange.finish()
-        self._live.bind()
-        self._copy_back(thawed)
-        return nonfinite
-
-    @torch.no_grad()
-    def _take_in_waiting(self, takes_part: TakesPart) -> range:
-        """Takes in parameters that have waited, with what they have to send; returns which they are."""
-        added = self._live.take_in_waiting(takes_part)
-        if added:
-            self._sender.begin()
-        for index in added:
-            if not self._memory.travels_as_rows(index):
-                self._sender.fill(index)
-        return added
-
-    def _handle_nonfinite(self) -> None:
-        if not self._options.vetoes:
-            if self._options.on_nonfinite == "warn":
-                warn_of_nonfinite("warn")
-            return
-        if self._options.grad_scaler is None:  # to a GradScaler it is its daily work
-            warn_of_nonfinite("skip_step")
-        # GradScaler looks for one, to skip the step and lower its scale on every rank.
-        gradients = [self._memory.parameters[index].grad for index in self._live.indices]
-        values = [g._values() if g.is_sparse else g for g in gradients if g is not None]
-        first = next((each for each in values if each.numel() > 0), None)
-        if first is not None:
-            with torch.no_grad():
-                first.fill_(float("nan"))
+            self._means.leave_to(self.overlap)
+        else:
+            self._means.receive()
 
     # -- the step --------------------------------------------------------------------------------------
 
@@ -412,16 +328,13 @@ class GradientReducer:
 
     def _take_in_late(self) -> None:
         """Exchanges, between a backward() and its step, what that one did not know."""
-        if self._live.waits_for(has_gradient):
+        if self._means.is_behind:
             self._await_overlapped()
-        if self._thaw(has_gradient) and not self._veto:
-            self._veto = self._options.vetoes
-            self._handle_nonfinite()
+        self._means.catch_up()
 
     def take_veto(self) -> bool:
         """Says whether this step is to be skipped, and forgets it."""
-        veto, self._veto = self._veto, False
-        return veto
+        return self._means.take_veto()
 
     def drop_gradients(self) -> None:
         """Leaves no gradient that an optimizer could step on."""
@@ -498,12 +411,12 @@ class GradientReducer:
             if not self._memory.share(index):
                 self._memory.parameters[index].grad = None
         try:
-            self._finish_step()
+            self._means.finish()
         except KeyboardInterrupt:  # the next call goes on
             self._failed, self._passes_done = True, self._passes - 1
             raise
         self._exchanged = True
-        self._gave_nothing = self._veto or not all_finite(
+        self._gave_nothing = self._means.vetoes_step or not all_finite(
             self._memory.parameters[index].grad for index in self._live.indices
         )
         if self._gave_nothing:
@@ -527,11 +440,7 @@ class GradientReducer:
             if not self._memory.travels_as_rows(index) and self._memory.slot(index).holds(parameter.grad):
                 parameter.grad = None
             self._sender.send_instead(index, 0.0)
-        self._sender.begin()
-        self.exchange.finish()
-        self._thaw(requires_gradient)
-        self._agree_on_rows()
-        self.exchange.advance()
+        self._means.stand_in()
 
     def last_to_step(self, last: int) -> int:
         """As RowAgreement's."""
@@ -563,12 +472,3 @@ class GradientReducer:
         if chosen:
             self._live.bind()
         self._rows.is_made = True
-
-
-def requires_gradient(parameter: torch.Tensor) -> bool:
-    return parameter.requires_grad
-
-
-def has_gradient(parameter: torch.Tensor) -> bool:
-    """Also of one that is frozen, and was given it by hand."""
-    return parameter.requires_grad or parameter.grad is not None
