@@ -37,6 +37,15 @@ def test_a_python_that_is_missing_is_answered_with_that_of_gradwire(tmp_path: Pa
         require_program("run", ["/nowhere/python"])
 
 
+def test_a_script_that_is_no_program_is_run_by_python(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("")
+    with pytest.raises(FileNotFoundError, match=f"to run a script: `python {script}`$"):
+        require_program("run", [str(script)])
+    with pytest.raises(FileNotFoundError, match=r"on PATH$"):
+        require_program("run", [str(tmp_path / "other.py")])
+
+
 @pytest.mark.parametrize(
     ("command", "name"),
     [

@@ -47,8 +47,10 @@ def refuse_launcher(
 
 
 def _advice(program: str) -> str:
-    """What to do where a program that is not on PATH is Python, or stands beside the Python that runs gradwire: its
-    environment is not active."""
+    """What to do where a program is a Python script that nobody may execute; or is not on PATH, and is Python or stands
+    beside the Python that runs gradwire: its environment is not active."""
+    if program.endswith(".py") and Path(program).is_file():
+        return f"; to run a script: `python {program}`"
     if not sys.executable or "/" in program:
         return ""
     if not _PYTHON.fullmatch(program) and not Path(sys.executable).with_name(program).is_file():
