@@ -33,6 +33,12 @@ WORKERS = 2
 _RISE = 20  # steps
 _BETA2, _EPSILON, _DECAY = 0.999, 1e-8, 0.01
 _CURVE = 40  # steps in a point of the curve
+_OUTER = (
+    "character.",
+    "place",
+    "patches.",
+    "logits.",
+)  # so begin the names of tensors that are no hidden layer's
 
 
 @dataclass(frozen=True)
@@ -225,6 +231,32 @@ class Adam:
         return np.where(self._layout.is_compressed, of_m, squares)
 
 
+class Muon:
+    """torch.optim.Muon on the matrices of hidden layers.
+
+    Source: Jordan et al. 2024, "Muon: an optimizer for hidden layers in neural networks"; step length: Liu et al. 2025,
+    "Muon is scalable for LLM training" (2502.16982), section 2.2.
+    """
+
+    def __init__(self, layout: Layout) -> None:
+        hidden = [index for index in layout.compressed if not layout.names[index].startswith(_OUTER)]
+        self._parts = [layout.parts[index] for index in hidden]
+        self._matrices = [nn.Parameter(torch.zeros(layout.shapes[index])) for index in hidden]
+        self._optimizer = torch.optim.Muon(
+            self._matrices, weight_decay=_DECAY, adjust_lr_fn="match_rms_adamw"
+        )
+
+    def step(self, before: Floats, weights: Floats, mean: Floats, lr: float) -> None:
+        """Writes the hidden matrices of weights, which is what AdamW has made of the weights before."""
+        for part, matrix in zip(self._parts, self._matrices, strict=True):
+            matrix.data.view(-1).copy_(torch.from_numpy(before[part]))
+            matrix.grad = torch.from_numpy(mean[part].copy()).view(matrix.shape)
+        self._optimizer.param_groups[0]["lr"] = lr
+        self._optimizer.step()
+        for part, matrix in zip(self._parts, self._matrices, strict=True):
+            weights[part] = matrix.detach().view(-1).numpy()
+
+
 @contextlib.contextmanager
 def _flushed_denormals() -> Iterator[None]:
     """Second moments of elements without a gradient would become denormal, and slow."""
@@ -252,6 +284,7 @@ def train(
     model = task.network()
     layout = Layout(model, recipe)
     exchange, adam = Exchange(recipe, layout, workers), Adam(recipe, layout, workers)
+    muon = Muon(layout) if recipe.optimizer == "muon" else None
     parameters = list(model.parameters())
     weights = torch.nn.utils.parameters_to_vector(parameters).detach().numpy().copy()
     gradients = np.zeros((workers, layout.elements), np.float32)
@@ -271,7 +304,11 @@ def train(
             for index in layout.compressed:
                 part = layout.parts[index]
                 observe(step, index, given[:, part], mean[part])
-        adam.step(weights, mean, gradients, recipe.lr * _learning_rate(task, step, steps))
+        lr = recipe.lr * _learning_rate(task, step, steps)
+        before = weights.copy() if muon else weights
+        adam.step(weights, mean, gradients, lr)
+        if muon:
+            muon.step(before, weights, mean, lr)
         torch.nn.utils.vector_to_parameters(torch.from_numpy(weights), parameters)
     final, accuracy = task.score(model)
     curve = [float(np.mean(losses[begin : begin + _CURVE])) for begin in range(0, steps, _CURVE)]

@@ -8,6 +8,11 @@ PAIRED = ("none", "bf16", "int8", "int4", "nf4", "nf2", "2bit;whiten=rows+column
 # With several seeds: how many steps of a training without a codec are worth the whole one with it.
 SHORTER = tuple(f"none;steps={share}" for share in (0.95, 0.9, 0.8, 0.65, 0.5))
 TASKS = ("char_lm_micro", "vit", "char_lm_tiny", "char_lm_small")
+LONG, _LONG_SEEDS = "vit_long", 3
+_LONGER = ("none", "bf16", "int8", "nf4", "nf2", "nf2;decay=0.7")
+# With Muon, whose steps may be so much longer than AdamW's.
+MUON = {"vit": 2, "char_lm_tiny": 4}
+WITH_MUON = ("none", "int8", "nf4", "nf2", "2bit")
 _SEEDS = 5
 # With one seed: what every codec does.
 _CODECS = (
@@ -27,6 +32,11 @@ _ABLATIONS = (
 )
 
 
+def muon_arm(codec: str, task: str) -> str:
+    """Names the arm of a codec with Muon."""
+    return f"{codec};optimizer=muon;lr={MUON[task]}"
+
+
 def planned(seeds: int | None = None) -> list[tuple[str, str, int]]:
     """Returns task, arm and seed of every run of the page, seed 0 of everything before seed 1 of anything.
 
@@ -36,4 +46,6 @@ def planned(seeds: int | None = None) -> list[tuple[str, str, int]]:
     runs = [("char_lm_micro", arm, 0) for arm in (*PAIRED, *_CODECS, *_ABLATIONS)]
     for seed in range(_SEEDS if seeds is None else seeds):
         runs += [(task, arm, seed) for task in TASKS for arm in (*PAIRED, *SHORTER)]
+        runs += [(LONG, arm, seed) for arm in _LONGER if seed < _LONG_SEEDS]
+        runs += [(task, muon_arm(codec, task), seed) for task in MUON for codec in WITH_MUON]
     return list(dict.fromkeys(runs))

@@ -3,11 +3,14 @@
     python experiments/adamw/mean_error.py                  # measures, writes mean_error.csv, fills in README.md
     python experiments/adamw/mean_error.py --task vit
 
-The training sends no codec's mean, so all codecs see the same gradients. Two figures, each a sum of squares over all
+The training sends no codec's mean, so all codecs see the same gradients. Two figures are each a sum of squares over all
 compressed tensors and steps from the 40th on, over the same sum of what is exact:
 
 - vNMSE: of the mean, where codecs keep no residual. It is the measure of DynamiQ (2602.08923) and THC.
 - of the momentum: of a running mean with Adam's decay of 0.9, where they keep residuals, as in a training.
+
+The third is for ../controller/accuracy_cost.py: the relative error of a step where codecs keep residuals, the median of
+these steps, of the tensor that is worst. compression="auto" measures the same in a job.
 """
 
 from __future__ import annotations
@@ -15,6 +18,7 @@ from __future__ import annotations
 import argparse
 import csv
 import os
+import statistics
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, fields
@@ -34,6 +38,7 @@ RESULTS = Path(__file__).with_name("mean_error.csv")
 CODECS = (
     *(
         "bf16",
+        "fp16",
         "int8",
         "fp8",
         "natural",
@@ -63,6 +68,7 @@ class Error:
     bits: float  # of an element and step, sent and received by one worker
     vnmse: float
     momentum: float
+    step: float  # of the worst tensor
 
 
 @dataclass
@@ -73,6 +79,7 @@ class _Sums:
     kept: OfCodec
     exact: Floats  # running means
     momentum: Floats
+    of_steps: list[float] = field(default_factory=list)
     squares: dict[str, float] = field(
         default_factory=lambda: dict.fromkeys(("mean", "off", "momentum", "late"), 0.0)
     )
@@ -84,12 +91,14 @@ class _Sums:
 
     def add(self, rows: Floats, step: int, counts: bool) -> None:
         given = [np.ascontiguousarray(row) for row in rows]
-        exact, once = rows.mean(0), self.once.mean(given, step)
-        for mean, sent in ((self.exact, exact), (self.momentum, self.kept.mean(given, step))):
+        exact, once, kept = rows.mean(0), self.once.mean(given, step), self.kept.mean(given, step)
+        for mean, sent in ((self.exact, exact), (self.momentum, kept)):
             mean *= np.float32(_DECAY)
             mean += np.float32(1 - _DECAY) * sent
         if not counts:
             return
+        if (length := np.linalg.norm(exact)) > 0:
+            self.of_steps.append(float(np.linalg.norm(kept - exact) / length))
         for name, values in (
             ("mean", exact),
             ("off", once - exact),
@@ -117,7 +126,8 @@ def measure(
         own = [each for (of, _), each in sums.items() if of == codec]
         total = {key: sum(each.squares[key] for each in own) for key in own[0].squares}
         bits = sum(each.kept.bits for each in own) / sum(each.exact.size for each in own) / steps
-        ratios = total["off"] / total["mean"], total["late"] / total["momentum"]
+        worst = max((statistics.median(each.of_steps) for each in own if each.of_steps), default=0.0)
+        ratios = total["off"] / total["mean"], total["late"] / total["momentum"], worst
         errors.append(Error(name, codec, round(bits, 2), *(float(f"{ratio:.3g}") for ratio in ratios)))
     return errors
 
@@ -149,7 +159,11 @@ def read() -> list[Error]:
         return []
     with RESULTS.open(newline="", encoding="utf-8") as lines:
         return [
-            Error(row["task"], row["codec"], *(float(row[name]) for name in ("bits", "vnmse", "momentum")))
+            Error(
+                row["task"],
+                row["codec"],
+                *(float(row[name]) for name in ("bits", "vnmse", "momentum", "step")),
+            )
             for row in csv.DictReader(lines)
         ]
 

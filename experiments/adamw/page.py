@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from arms import BASE, PAIRED, TASKS
+from arms import BASE, LONG, MUON, PAIRED, TASKS, WITH_MUON, muon_arm
 from gradwire.report.paired_statistics import paired_difference
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
@@ -22,13 +22,13 @@ README = Path(__file__).with_name("README.md")
 _TITLES = ("arm", "bits, both ways", "loss, nats", "difference to none", "in %", "seeds")
 
 
-def _paired(rows: Sequence[Row], task: str, arm: str) -> tuple[list[float], list[float]]:
-    """Returns the losses of an arm and of none, of the seeds that both have."""
-    of, base = (
-        {row.seed: row.loss for row in rows if (row.task, row.arm) == (task, name)} for name in (arm, BASE)
+def _paired(rows: Sequence[Row], task: str, arm: str, base: str = BASE) -> tuple[list[float], list[float]]:
+    """Returns the losses of an arm and of a base, of the seeds that both have."""
+    of, of_base = (
+        {row.seed: row.loss for row in rows if (row.task, row.arm) == (task, name)} for name in (arm, base)
     )
-    shared = sorted(set(of) & set(base))
-    return [of[seed] for seed in shared], [base[seed] for seed in shared]
+    shared = sorted(set(of) & set(of_base))
+    return [of[seed] for seed in shared], [of_base[seed] for seed in shared]
 
 
 def table(rows: Sequence[Row], task: str) -> str:
@@ -36,7 +36,7 @@ def table(rows: Sequence[Row], task: str) -> str:
 
     With two seeds or more they have Student's 95 % interval.
     """
-    own = [row for row in rows if row.task == task]
+    own = [row for row in rows if row.task == task and "optimizer=" not in row.arm]
     lines = []
     for arm in dict.fromkeys(row.arm for row in own):
         losses = [row.loss for row in own if row.arm == arm]
@@ -62,21 +62,36 @@ def table(rows: Sequence[Row], task: str) -> str:
 
 def answer(rows: Sequence[Row]) -> str:
     """Returns a table of the arms that have several seeds: by task, their difference to none in per cent."""
-    lines = [f"| | {' | '.join(f'`{task}`' for task in TASKS)} |", "|---" * (len(TASKS) + 1) + "|"]
+    lines = [_line("", [f"`{task}`" for task in TASKS]), "|---" * (len(TASKS) + 1) + "|"]
     for arm in PAIRED[1:]:
-        cells = [f"`{arm}`"]
-        for task in TASKS:
-            losses, base = _paired(rows, task, arm)
-            if len(losses) < 2:
-                cells.append("")
-                continue
-            interval = paired_difference(losses, base)
-            percent = 100 * len(base) / sum(base)
-            cells.append(
-                f"{percent * interval.mean:+.2f} [{percent * interval.low:+.2f}, {percent * interval.high:+.2f}]"
-            )
-        lines.append(f"| {' | '.join(cells)} |")
+        lines.append(_line(f"`{arm}`", [_percent(*_paired(rows, task, arm)) for task in TASKS]))
     return "\n".join(lines)
+
+
+def muon(rows: Sequence[Row]) -> str:
+    """Returns the same of the arms with Muon, behind none with Muon."""
+    lines = [_line("", [f"`{task}`" for task in MUON]), "|---" * (len(MUON) + 1) + "|"]
+    for codec in WITH_MUON:
+        cells = []
+        for task in MUON:
+            losses, base = _paired(rows, task, muon_arm(codec, task), muon_arm(BASE, task))
+            cells.append(
+                f"{sum(base) / len(base):.4f} nats" if codec == BASE and base else _percent(losses, base)
+            )
+        lines.append(_line(f"`{codec}`", cells))
+    return "\n".join(lines)
+
+
+def _line(head: str, cells: Sequence[str]) -> str:
+    return f"| {' | '.join([head, *cells])} |"
+
+
+def _percent(losses: Sequence[float], base: Sequence[float]) -> str:
+    """Returns a paired difference in per cent of the base, with its interval; nothing of fewer than two seeds."""
+    if len(losses) < 2:
+        return ""
+    interval, percent = paired_difference(losses, base), 100 * len(base) / sum(base)
+    return f"{percent * interval.mean:+.2f} [{percent * interval.low:+.2f}, {percent * interval.high:+.2f}]"
 
 
 def curves(rows: Sequence[Row], task: str, arms: Sequence[str]) -> str:
@@ -96,7 +111,8 @@ def fill(rows: Sequence[Row], file: Path = README) -> None:
 
     Raises: ValueError: the file lacks a mark.
     """
-    sections = {name: table(rows, name) for name in TASKS} | {"answer": answer(rows)}
+    sections = {name: table(rows, name) for name in (*TASKS, LONG)}
+    sections |= {"answer": answer(rows), "muon": muon(rows)}
     shown = ("none", "int4", "nf4", "nf2", "2bit", "2bit;warm_up=40;first=int4", "2bit;whiten=rows+columns")
     sections["curves"] = curves(rows, "char_lm_micro", shown)
     for name, text in sections.items():

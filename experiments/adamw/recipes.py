@@ -28,6 +28,8 @@ class Recipe:
         first: "none", or a codec of gradwire; what it has not sent goes on with the codec that follows.
         dense: parts of the names of tensors that are not compressed, with + between.
         turns: above 1, a step sends only every so-many-th block of 128 elements, and the others wait for their turn.
+        optimizer: "adamw"; or "muon": torch.optim.Muon for the matrices of hidden layers, and AdamW for the others. Its
+            steps are as long as AdamW's (adjust_lr_fn="match_rms_adamw").
         beta1, lr: other than the task's; lr is a factor.
         steps: a factor of the task's, below 1 for a shorter training, whose learning rate falls as much sooner.
     """
@@ -44,6 +46,7 @@ class Recipe:
     first: str = "none"
     dense: str = ""
     turns: int = 1
+    optimizer: str = "adamw"
     beta1: float = 0.9
     lr: float = 1.0
     steps: float = 1.0
@@ -76,6 +79,7 @@ class Recipe:
             "v": ("mean", "exact", "local", "local/N", "momentum"),
             "whiten": ("off", "elements", "rows+columns"),
             "feedback": ("on", "off"),
+            "optimizer": ("adamw", "muon"),
         }
         for name, known in choices.items():
             if getattr(self, name) not in known:

@@ -19,7 +19,7 @@ import dataset  # noqa: E402
 import networks  # noqa: E402
 import text  # noqa: E402
 
-_SCORED = 1024  # examples that a score is of
+_SCORED = 1024  # windows of text that a score is of; of pictures it is all 10 000
 _PICTURES = 20_000  # to train on
 _PATCH = 7  # pixels
 
@@ -69,23 +69,21 @@ def _characters(network: Callable[[], nn.Module], lr: float) -> Task:
     )
 
 
-def _pictures() -> Task:
+def _pictures(steps: int) -> Task:
     loaded = dataset.load(_PICTURES)
-    tests = [(loaded.test_images[:_SCORED], loaded.test_labels[:_SCORED])]
 
-    def score(model: nn.Module) -> tuple[float, float]:
-        model.eval()
-        with torch.no_grad():
-            (images, labels), *_ = tests
-            logits = model(images)
-        model.train()
-        return float(F.cross_entropy(logits, labels)), float((logits.argmax(1) == labels).float().mean())
+    def loss(model: nn.Module, pick: torch.Tensor) -> torch.Tensor:
+        return F.cross_entropy(model(loaded.test_images[pick]), loaded.test_labels[pick])
+
+    def right(model: nn.Module, pick: torch.Tensor) -> float:
+        return float((model(loaded.test_images[pick]).argmax(1) == loaded.test_labels[pick]).float().mean())
 
     return Task(
         lambda: VisionTransformer(32, 2, 2),
         len(loaded.train_images),
         lambda model, pick: F.cross_entropy(model(loaded.train_images[pick]), loaded.train_labels[pick]),
-        score,
+        lambda model: _score(model, torch.arange(len(loaded.test_labels)), loss, right),
+        steps=steps,
         batch_size=16,
     )
 
@@ -93,16 +91,16 @@ def _pictures() -> Task:
 @torch.no_grad()
 def _score(
     model: nn.Module,
-    windows: torch.Tensor,
+    scored: torch.Tensor,
     loss: Callable[[nn.Module, torch.Tensor], torch.Tensor],
     right: Callable[[nn.Module, torch.Tensor], float],
 ) -> tuple[float, float]:
     model.eval()
-    parts = windows.split(128)
+    parts = scored.split(128)
     losses = sum(float(loss(model, part)) * len(part) for part in parts)
     rights = sum(right(model, part) * len(part) for part in parts)
     model.train()
-    return losses / len(windows), rights / len(windows)
+    return losses / len(scored), rights / len(scored)
 
 
 class VisionTransformer(nn.Module):
@@ -139,7 +137,8 @@ _MAKERS: dict[str, Callable[[], Task]] = {
     "char_lm_micro": lambda: _characters(_micro, 1e-2),
     "char_lm_tiny": lambda: _characters(networks.tiny, 3e-3),
     "char_lm_small": lambda: _characters(networks.small, 2e-3),
-    "vit": _pictures,
+    "vit": lambda: _pictures(400),
+    "vit_long": lambda: _pictures(2000),
 }
 NAMES = tuple(_MAKERS)
 

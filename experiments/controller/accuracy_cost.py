@@ -1,6 +1,7 @@
-"""Derives what each candidate of compression="auto" may cost in accuracy from the runs of ../codec_accuracy.
+"""Derives what each candidate of compression="auto" may cost in accuracy from the runs of ../codec_accuracy (SGD) and
+../adamw (AdamW).
 
-    python experiments/controller/accuracy_cost.py [--runs results.csv] [--errors relative_error.csv] [--out FILE]
+    python experiments/controller/accuracy_cost.py [--out FILE]
 
 Writes python/gradwire/controller/accuracy_cost.csv; README.md says how and why. Measures nothing.
 """
@@ -20,17 +21,14 @@ from gradwire.controller.plan import CANDIDATES
 from gradwire.report.paired_statistics import t_quantile
 
 HERE = Path(__file__).resolve().parent
-RUNS = HERE.parent / "codec_accuracy"
+SGD, ADAM = HERE.parent / "codec_accuracy", HERE.parent / "adamw"
 TABLE = HERE.parents[1] / "python" / "gradwire" / "controller" / "accuracy_cost.csv"
-FIELDS = ("codec", "points", "points_at_most", "relative_error", "momentum", "tasks", "seeds")
+FIELDS = ("optimizer", "codec", "points", "points_at_most", "relative_error", "tasks", "seeds")
 BASE = "none"
 
-SPREAD = (
-    0.2  # points, of a difference between two runs of one seed, where too few seeds say: ../auto_threshold
-)
+ENOUGH = 5  # seeds: with fewer an arm of a task does not count
 ONE_SIDED = 0.9  # of Student's two-sided interval, whose upper end is then passed by 1 in 20
 LOSSLESS = 0.01  # relative error of a step below which a codec is taken to cost nothing
-MOMENTUM = ("2bit",)  # codecs whose runs send momentum, as the training scripts do
 
 Losses = dict[str, dict[str, list[float]]]  # by task and arm: points below `none`, a number a seed
 
@@ -41,7 +39,6 @@ class Row:
     points: float
     points_at_most: float
     relative_error: float
-    momentum: bool
     tasks: int
     seeds: int
 
@@ -73,16 +70,9 @@ def _late_median(points: Sequence[tuple[int, float]]) -> float:
     return statistics.median(error for step, error in points if step > last / 2)
 
 
-def spread(task: Mapping[str, Sequence[float]]) -> tuple[float, int]:
-    """Returns the deviation of one difference, pooled over arms with several seeds, and its degrees of freedom; SPREAD
-    and 0 where no arm has any.
-    """
-    squares, degrees = 0.0, 0
-    for values in task.values():
-        if len(values) > 1:
-            squares += (len(values) - 1) * statistics.variance(values)
-            degrees += len(values) - 1
-    return (math.sqrt(squares / degrees), degrees) if degrees else (SPREAD, 0)
+def margin(values: Sequence[float]) -> float:
+    """Returns what one in 20 means of so many differences exceeds: Student's quantile times the mean's deviation."""
+    return t_quantile(len(values) - 1, ONE_SIDED) * statistics.stdev(values) / math.sqrt(len(values))
 
 
 def isotonic(values: Sequence[float], weights: Sequence[float]) -> list[float]:
@@ -100,20 +90,14 @@ def isotonic(values: Sequence[float], weights: Sequence[float]) -> list[float]:
 
 
 def table(runs: Losses, wrong: Mapping[str, float]) -> list[Row]:
-    """Returns a row for each candidate that was measured on some task: the worst task's."""
+    """Returns a row for each candidate that was measured on some task with enough seeds: the worst task's."""
     worst: dict[str, list[tuple[float, float, int]]] = defaultdict(list)
     for task in runs.values():
-        deviation, degrees = spread({arm: values for arm, values in task.items() if arm in CANDIDATES})
-        quantile = t_quantile(degrees, ONE_SIDED) if degrees else statistics.NormalDist().inv_cdf(0.95)
-        for family in (False, True):
-            arms = [
-                arm for arm in CANDIDATES if arm in task and arm in wrong and _sends_momentum(arm) == family
-            ]
-            arms.sort(key=lambda arm: wrong[arm])
-            means = [statistics.fmean(task[arm]) for arm in arms]
-            for arm, mean in zip(arms, isotonic(means, [len(task[arm]) for arm in arms]), strict=True):
-                seeds = len(task[arm])
-                worst[arm].append((mean, max(0.0, mean) + quantile * deviation / math.sqrt(seeds), seeds))
+        known = [arm for arm in CANDIDATES if len(task.get(arm, ())) >= ENOUGH and arm in wrong]
+        arms = sorted(known, key=lambda arm: wrong[arm])
+        means = isotonic([statistics.fmean(task[arm]) for arm in arms], [len(task[arm]) for arm in arms])
+        for arm, mean in zip(arms, means, strict=True):
+            worst[arm].append((mean, max(0.0, mean) + margin(task[arm]), len(task[arm])))
     rows = []
     for arm in CANDIDATES:
         if arm in worst:
@@ -124,7 +108,6 @@ def table(runs: Losses, wrong: Mapping[str, float]) -> list[Row]:
                     max(mean for mean, _, _ in worst[arm]),
                     0.0 if costs_nothing else max(most for _, most, _ in worst[arm]),
                     wrong[arm],
-                    _sends_momentum(arm),
                     len(worst[arm]),
                     min(seeds for _, _, seeds in worst[arm]),
                 )
@@ -132,17 +115,25 @@ def table(runs: Losses, wrong: Mapping[str, float]) -> list[Row]:
     return rows
 
 
-def _sends_momentum(arm: str) -> bool:
-    return arm.partition(":")[0] in MOMENTUM
+def measured() -> dict[str, list[Row]]:
+    """Returns the table's rows by optimizer, from the results of both pages."""
+    of_adam = [{**row, "metric": "accuracy", "score": row["accuracy"]} for row in _read(ADAM / "results.csv")]
+    wrong: dict[str, float] = {}
+    for row in _read(ADAM / "mean_error.csv"):
+        wrong[row["codec"]] = max(wrong.get(row["codec"], 0.0), float(row["step"]))
+    return {
+        "sgd": table(losses(_read(SGD / "simulated.csv")), errors(_read(SGD / "relative_error.csv"))),
+        "adam": table(losses(of_adam), wrong),
+    }
 
 
-def write(rows: Sequence[Row], file: Path) -> None:
+def write(rows: Mapping[str, Sequence[Row]], file: Path) -> None:
     with file.open("w", newline="") as lines:
         writer = csv.writer(lines, lineterminator="\n")
         writer.writerow(FIELDS)
-        for row in rows:
+        for optimizer, row in ((optimizer, row) for optimizer, own in rows.items() for row in own):
             figures = (f"{row.points:.2f}", f"{row.points_at_most:.2f}", f"{row.relative_error:.4g}")
-            writer.writerow([row.codec, *figures, "yes" if row.momentum else "no", row.tasks, row.seeds])
+            writer.writerow([optimizer, row.codec, *figures, row.tasks, row.seeds])
 
 
 def _read(file: Path) -> list[dict[str, str]]:
@@ -155,22 +146,17 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument(
-        "--runs", type=Path, default=RUNS / "simulated.csv", help="of codec_accuracy/run.py --simulate"
-    )
-    parser.add_argument(
-        "--errors",
-        type=Path,
-        default=RUNS / "relative_error.csv",
-        help="of codec_accuracy/run.py --relative-error",
-    )
-    parser.add_argument(
         "--out", type=Path, default=TABLE, help="where the table goes (default: the package's)"
     )
     given = parser.parse_args()
-    rows = table(losses(_read(given.runs)), errors(_read(given.errors)))
-    write(rows, given.out)
-    for row in rows:
-        print(f"{row.codec}: {row.points:+.2f} points, at most {row.points_at_most:.2f}; {row.seeds} seeds")
+    found = measured()
+    write(found, given.out)
+    for optimizer, rows in found.items():
+        for row in rows:
+            most = f"at most {row.points_at_most:.2f}"
+            print(
+                f"{optimizer}, {row.codec}: {row.points:+.2f} points, {most}; {row.tasks} tasks, {row.seeds} seeds"
+            )
 
 
 if __name__ == "__main__":

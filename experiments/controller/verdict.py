@@ -66,10 +66,10 @@ def of(outcome: Outcome, auto: str, admitted: Collection[str]) -> Verdict:
 
 
 def admitted_by(budget: Budget) -> frozenset[str]:
-    """Returns the fixed settings within a budget, by what is known of their accuracy; the scripts send momentum."""
-    costs = accuracy.load()
+    """Returns the fixed settings within a budget, by what is known of their accuracy; the scripts train with SGD."""
+    costs = accuracy.load("sgd")
     errors = {name: cost.relative_error for name, cost in costs.items()}
-    return accuracy.admitted(budget, costs, errors, sends_momentum=True)
+    return accuracy.admitted(budget, costs, errors)
 
 
 def _first(

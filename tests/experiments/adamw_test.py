@@ -91,6 +91,26 @@ def test_without_a_codec_it_is_torchs_adamw(modules: dict[str, ModuleType], task
     assert trained(modules, task, "2bit").loss != pytest.approx(loss, rel=1e-3)
 
 
+def test_muon_is_torchs_for_the_matrices_of_hidden_layers(modules: dict[str, ModuleType]) -> None:
+    torch.manual_seed(0)
+    model = nn.ModuleDict({"layers": nn.ModuleList([nn.Linear(6, 4)]), "logits": nn.Linear(4, 6)})
+    matrix = model["layers"][0].weight
+    simulation, recipe = modules["adamw_simulation"], modules["recipes"].Recipe.parse("none;optimizer=muon")
+    layout = simulation.Layout(model, recipe)
+    muon, expected = simulation.Muon(layout), matrix.detach().clone().requires_grad_()
+    optimizer = torch.optim.Muon([expected], lr=0.01, weight_decay=0.01, adjust_lr_fn="match_rms_adamw")
+    weights = nn.utils.parameters_to_vector(model.parameters()).detach().numpy().copy()
+    part = layout.parts[layout.names.index("layers.0.weight")]
+    for step in range(3):
+        mean = np.random.default_rng(step).normal(size=layout.elements).astype(np.float32)
+        expected.grad = torch.from_numpy(mean[part].copy()).view(4, 6)
+        optimizer.step()
+        before, weights = weights, weights + 1  # what AdamW has made of them
+        muon.step(before, weights, mean, 0.01)
+        assert_array_equal(weights[part], expected.detach().numpy().ravel())
+        assert_array_equal(np.delete(weights, part), np.delete(before + 1, part))
+
+
 def test_scales_are_those_of_gradwire_torch(modules: dict[str, ModuleType]) -> None:
     simulation = modules["adamw_simulation"]
     recipe = modules["recipes"].Recipe.parse("2bit;whiten=rows+columns")
@@ -283,11 +303,12 @@ def test_errors_of_means_are_those_of_the_codecs(
     errors, page = modules["mean_error"], modules["page"]
     monkeypatch.setattr(modules["tasks"], "load", lambda name: task)
     none, int8, nf2 = errors.measure("vit", ("none", "int8", "nf2"), steps=12, first=4)
-    assert (none.bits, none.vnmse, none.momentum) == (64, 0, 0)
+    assert (none.bits, none.vnmse, none.momentum, none.step) == (64, 0, 0, 0)
     assert 0 < int8.vnmse < 1e-3 < 0.05 < nf2.vnmse < 0.4, (
         "two roundings; Max 1960 has 0.1175 for one of four levels"
     )
     assert int8.momentum < nf2.momentum < nf2.vnmse, "what is left out comes later"
+    assert int8.step < 0.1 < nf2.step
     copied = tmp_path / "README.md"
     copied.write_text((FOLDER / "README.md").read_text())
     monkeypatch.setattr(errors, "RESULTS", tmp_path / "mean_error.csv")

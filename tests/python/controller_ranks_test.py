@@ -12,7 +12,7 @@ from typing import Any
 import gradwire as gw
 import numpy as np
 import pytest
-from gradwire.controller import Budget, Controller, Instruments, Options, Pace, Plan, Tensor
+from gradwire.controller import Budget, Controller, Instruments, Options, Pace, Plan, Tensor, accuracy
 from gradwire.plan import calibration
 from gradwire.plan.simulation import Schedule
 from gradwire.stores.placement import Link
@@ -85,7 +85,7 @@ def run(
 
 
 def faster_with_fewer_bits(plan: Plan) -> float:
-    return {"none": 4.0, "fp16": 2.0, "int8": 1.0, "int4": 0.5}[plan.codecs[2]]
+    return {"none": 4.0, "fp16": 2.0, "int8": 1.0, "nf4": 0.5}[plan.codecs[2]]
 
 
 def the_same(plan: Plan) -> float:
@@ -94,8 +94,8 @@ def the_same(plan: Plan) -> float:
 
 def test_all_ranks_choose_what_the_slow_link_asks_for(capfd: pytest.CaptureFixture[str]) -> None:
     ranks = run(faster_with_fewer_bits, lambda _: SLOW, steps=40)
-    assert ranks[0].plans[0] == Plan(("int4", "none", "int4"))
-    assert ranks[0].plans[-1] == Plan(("int4", "none", "int4"))
+    assert ranks[0].plans[0] == Plan(("nf4", "none", "nf4"))
+    assert ranks[0].plans[-1] == Plan(("nf4", "none", "nf4"))
     assert ranks[0].events == ["chosen", "kept"]
     assert ranks[0].plans.count(Plan(("fp16", "none", "fp16"))) == PACE.block  # it had its turn
     assert Plan(("none", "none", "none")) not in ranks[0].plans  # known to be far slower
@@ -107,26 +107,24 @@ def test_all_ranks_choose_what_the_slow_link_asks_for(capfd: pytest.CaptureFixtu
 def test_it_falls_back_to_none_where_compression_would_lose() -> None:
     ranks = run(the_same, lambda _: FAST, steps=40)
     assert ranks[0].plans[-1] == Plan(("none", "none", "none"))
-    assert "compression would gain nothing; outside the budget: 2bit" in ranks[0].decisions[0]["reason"]
+    assert "compression would gain nothing; outside the budget: nf2" in ranks[0].decisions[0]["reason"]
 
 
 def test_it_says_what_the_budget_left_out() -> None:
-    """Workers send gradients here: what is known of 2bit is of momentum."""
-    reason = run(the_same, lambda _: SLOW, steps=8, budget="0.3 points")[0].decisions[0]["reason"]
-    assert reason.endswith(
-        "; outside the budget: int8 (0.45 points), int4 (0.45 points), 2bit (1.11 points; needs "
-        "momentum_correction), 2bit:reply=2bit (1.86 points; needs momentum_correction)"
-    )
+    reason = run(the_same, lambda _: SLOW, steps=8, budget="0.1 points")[0].decisions[0]["reason"]
+    known = accuracy.load(None)  # run() names no optimizer
+    left_out = ", ".join(f"{name} ({known[name].points_at_most:g} points)" for name in ("int8", "nf4", "nf2"))
+    assert reason.endswith(f"; outside the budget: {left_out}")
 
 
 def test_a_prediction_that_was_wrong_is_taken_back(capfd: pytest.CaptureFixture[str]) -> None:
     def slower_than_predicted(plan: Plan) -> float:
-        return {"none": 1.0, "fp16": 1.2, "int4": 1.5}[plan.codecs[2]]
+        return {"none": 1.0, "fp16": 1.2, "nf4": 1.5}[plan.codecs[2]]
 
     ranks = run(slower_than_predicted, lambda _: SLOW, steps=60)
     assert ranks[0].plans[-1] == Plan(("none", "none", "none"))
     assert ranks[0].events == ["chosen", "reverted"]
-    assert "back to none: int4 for 2 of 3 tensors" in capfd.readouterr().err
+    assert "back to none: nf4 for 2 of 3 tensors" in capfd.readouterr().err
     measured = ranks[0].decisions[1]["measured_seconds"]
     assert measured["none"] < measured["fp16"] < measured["auto"]
 
@@ -155,7 +153,7 @@ def test_what_has_won_is_looked_at_again_and_stays() -> None:
     pace = replace(PACE, review_every=5)
     ranks = run(faster_with_fewer_bits, lambda _: SLOW, steps=40, pace=pace)
     assert ranks[0].events[:4] == ["chosen", "kept", "chosen", "chosen"]
-    assert set(ranks[0].plans[20:]) == {Plan(("int4", "none", "int4"))}
+    assert set(ranks[0].plans[20:]) == {Plan(("nf4", "none", "nf4"))}
 
 
 def test_looks_at_the_link_are_rare_where_they_take_long() -> None:
@@ -219,17 +217,17 @@ CHOSEN = {
     "step": 77,
     "budget": "30% error",
     "is_proven": True,
-    "codecs": {"front": "int8", "norm": "none", "back": "int4"},
+    "codecs": {"front": "int8", "norm": "none", "back": "nf4"},
 }
 
 
 def test_what_was_chosen_goes_on_after_a_checkpoint() -> None:
     def body(store: gw.kv.KVStore) -> None:
         controller = controller_of(store)
-        assert controller.load(CHOSEN) == Plan(("int8", "none", "int4"))
+        assert controller.load(CHOSEN) == Plan(("int8", "none", "nf4"))
         for _ in range(3):  # and gradients are not sampled
             assert controller.ready(0) == ()
-            assert controller.advance() == Plan(("int8", "none", "int4"))
+            assert controller.advance() == Plan(("int8", "none", "nf4"))
         assert controller.state() == CHOSEN | {"step": 80}
 
     run_ranks(2, body)
@@ -240,8 +238,8 @@ def test_what_was_chosen_goes_on_after_a_checkpoint() -> None:
     [
         {"is_proven": False},
         {"budget": "1 points"},
-        {"codecs": {"front": "int8", "back": "int4"}},
-        {"codecs": {"front": "3bit", "norm": "none", "back": "int4"}},
+        {"codecs": {"front": "int8", "back": "nf4"}},
+        {"codecs": {"front": "3bit", "norm": "none", "back": "nf4"}},
     ],
 )
 def test_a_checkpoint_of_something_else_has_all_chosen_anew(change: dict[str, Any]) -> None:
@@ -249,7 +247,7 @@ def test_a_checkpoint_of_something_else_has_all_chosen_anew(change: dict[str, An
         controller = controller_of(store)
         saved = controller.state()
         assert not saved["is_proven"]
-        assert controller.load(CHOSEN | change) == Plan(("int4", "none", "int4"))
+        assert controller.load(CHOSEN | change) == Plan(("nf4", "none", "nf4"))
         assert controller.ready(0)
         assert controller.state() == saved | {"step": 77}
 

@@ -81,72 +81,63 @@ def test_other_doors_say_where_auto_is_to_be_had() -> None:
 # ---- what a budget admits ------------------------------------------------------------------------------------
 
 
-def cost(codec: str, most: float, error: float, **changes: Any) -> accuracy.Cost:
-    return accuracy.Cost(codec, most, error, changes.get("needs_momentum", False), seeds=5)
+def cost(codec: str, most: float, error: float) -> accuracy.Cost:
+    return accuracy.Cost(codec, most, error, seeds=5)
 
 
 TABLE = {
     "fp16": cost("fp16", 0.0, 0.0004),
     "int8": cost("int8", 0.2, 0.02),
-    "2bit": cost("2bit", 0.6, 1.2, needs_momentum=True),
+    "nf2": cost("nf2", 0.6, 1.2),
 }
 UNKNOWN = "its accuracy was not measured"
-ERRORS = {"none": 0.0, "fp16": 0.0004, "int8": 0.02, "int4": 0.3, "2bit": 1.0}
-
-
-@pytest.mark.parametrize(
-    ("budget", "sends_momentum", "expected"),
-    [
-        ("0 points", True, {"none", "fp16"}),
-        ("0.3 points", True, {"none", "fp16", "int8"}),
-        ("5 points", True, {"none", "fp16", "int8", "2bit"}),
-        ("5 points", False, {"none", "fp16", "int8"}),
-        ("3% error", False, {"none", "fp16", "int8"}),
-        ("30% error", False, {"none", "fp16", "int8", "int4"}),
-        ("0% error", False, {"none"}),
-    ],
-)
-def test_a_budget_admits_what_is_known_to_fit(budget: str, sends_momentum: bool, expected: set[str]) -> None:
-    found = accuracy.admitted(Budget.parse(budget), TABLE, ERRORS, sends_momentum=sends_momentum)
-    assert found == expected
-
-
-def test_points_say_nothing_of_a_tensor_that_is_more_wrong_than_those_measured() -> None:
-    errors = ERRORS | {"int8": 0.05}
-    assert "int8" not in accuracy.admitted(Budget("points", 5), TABLE, errors, sends_momentum=True)
-
-
-@pytest.mark.parametrize(
-    ("budget", "sends_momentum", "expected"),
-    [
-        ("0.3 points", True, f"int4 ({UNKNOWN}), 2bit (0.6 points), 2bit:reply=2bit ({UNKNOWN})"),
-        (
-            "0.1 points",
-            False,
-            f"int8 (0.2 points), int4 ({UNKNOWN}), 2bit (0.6 points; needs momentum_correction), "
-            f"2bit:reply=2bit ({UNKNOWN})",
-        ),
-        (
-            "5 points",
-            False,
-            f"int4 ({UNKNOWN}), 2bit (needs momentum_correction), 2bit:reply=2bit ({UNKNOWN})",
-        ),
-        ("3% error", False, "int4 (up to 30% error), 2bit (up to 100% error)"),
-    ],
-)
-def test_what_a_budget_leaves_out_is_said_with_the_reason(
-    budget: str, sends_momentum: bool, expected: str
-) -> None:
-    errors = [ERRORS, ERRORS | {"fp16": 0.0003}]
-    assert accuracy.left_out(Budget.parse(budget), TABLE, errors, sends_momentum=sends_momentum) == expected
+ERRORS = {"none": 0.0, "fp16": 0.0004, "int8": 0.02, "nf4": 0.3, "nf2": 1.0}
 
 
 @pytest.mark.parametrize(
     ("budget", "expected"),
-    [("0.3 points", ["fp16", "int8"]), ("5 points", ["fp16", "int8"]), ("0% error", list(CANDIDATES[1:]))],
+    [
+        ("0 points", {"none", "fp16"}),
+        ("0.3 points", {"none", "fp16", "int8"}),
+        ("5 points", {"none", "fp16", "int8", "nf2"}),
+        ("3% error", {"none", "fp16", "int8"}),
+        ("30% error", {"none", "fp16", "int8", "nf4"}),
+        ("0% error", {"none"}),
+    ],
+)
+def test_a_budget_admits_what_is_known_to_fit(budget: str, expected: set[str]) -> None:
+    assert accuracy.admitted(Budget.parse(budget), TABLE, ERRORS) == expected
+
+
+def test_points_say_nothing_of_a_tensor_that_is_more_wrong_than_those_measured() -> None:
+    errors = ERRORS | {"int8": 0.05}
+    assert "int8" not in accuracy.admitted(Budget("points", 5), TABLE, errors)
+
+
+@pytest.mark.parametrize(
+    ("budget", "expected"),
+    [
+        ("0.3 points", f"nf4 ({UNKNOWN}), nf2 (0.6 points)"),
+        ("0.1 points", f"int8 (0.2 points), nf4 ({UNKNOWN}), nf2 (0.6 points)"),
+        ("5 points", f"nf4 ({UNKNOWN})"),
+        ("3% error", "nf4 (up to 30% error), nf2 (up to 100% error)"),
+    ],
+)
+def test_what_a_budget_leaves_out_is_said_with_the_reason(budget: str, expected: str) -> None:
+    errors = [ERRORS, ERRORS | {"fp16": 0.0003}]
+    assert accuracy.left_out(Budget.parse(budget), TABLE, errors) == expected
+
+
+@pytest.mark.parametrize(
+    ("budget", "expected"),
+    [
+        ("0.3 points", ["fp16", "int8"]),
+        ("5 points", ["fp16", "int8", "nf2"]),
+        ("0% error", list(CANDIDATES[1:])),
+    ],
 )
 def test_only_what_may_fit_is_followed(budget: str, expected: list[str]) -> None:
-    possible = accuracy.possible(Budget.parse(budget), TABLE, sends_momentum=False)
+    possible = accuracy.possible(Budget.parse(budget), TABLE)
     assert list(possible) == expected
     meter = codec_error.ErrorMeter([Tensor("w", 1000, 0)], possible)
     meter.add([gradients(rank, 0, 1000) for rank in range(2)])
@@ -155,54 +146,77 @@ def test_only_what_may_fit_is_followed(budget: str, expected: list[str]) -> None
 
 def test_what_some_tensors_may_not_have_is_counted() -> None:
     errors = [ERRORS, ERRORS | {"int8": 0.05}, ERRORS]
-    found = accuracy.left_out(
-        Budget("points", 5), TABLE | {"int4": TABLE["int8"]}, errors, sends_momentum=True
-    )
+    found = accuracy.left_out(Budget("points", 5), TABLE | {"nf4": TABLE["int8"]}, errors)
     assert "int8 for 1 of 3 tensors (more wrong here than where its accuracy was measured)" in found
-    assert accuracy.left_out(Budget("error", 2), TABLE, errors, sends_momentum=False) == ""
+    assert accuracy.left_out(Budget("error", 2), TABLE, errors) == ""
 
 
-def test_the_help_says_of_the_table_what_it_holds() -> None:
-    """accuracy_cost.csv and what Budget's docstring and the READMEs say of it."""
-    table = accuracy.load()
-    assert {cost.seeds for cost in table.values()} == {5}
-    errors = {"none": 0.0} | {name: cost.relative_error for name, cost in table.items()}
-    for points, lossiest in (
-        (0.3, "fp16"),
-        (0.5, "int4"),
-        (1.0, "int4"),
-        (1.2, "2bit"),
-        (2.0, "2bit:reply=2bit"),
-    ):
-        allowed = accuracy.admitted(Budget("points", points), table, errors, sends_momentum=True)
-        assert max(allowed, key=CANDIDATES.index) == lossiest
-    assert "five seeds" in (Budget.__doc__ or "")
+@pytest.mark.parametrize("optimizer", ["sgd", "adam", None])
+def test_the_table_that_comes_with_gradwire_knows_all_candidates(
+    optimizer: accuracy.Optimizer | None,
+) -> None:
+    table = accuracy.load(optimizer)
+    assert list(table) == list(CANDIDATES[1:])
+    most = [cost.points_at_most for cost in table.values()]
+    assert most == sorted(most)
+    assert [cost.relative_error for cost in table.values()] == sorted(
+        cost.relative_error for cost in table.values()
+    )
+
+
+def test_of_an_optimizer_that_is_not_known_each_candidate_costs_what_it_costs_at_most() -> None:
+    either, sgd, adam = (accuracy.load(optimizer) for optimizer in (None, "sgd", "adam"))
+    for name, cost in either.items():
+        assert cost.points_at_most == max(sgd[name].points_at_most, adam[name].points_at_most)
+        assert cost.relative_error == min(sgd[name].relative_error, adam[name].relative_error)
+
+
+def test_a_candidate_that_was_measured_with_one_optimizer_is_admitted_with_it_alone(tmp_path: Path) -> None:
+    table = tmp_path / "table.csv"
+    table.write_text(
+        "optimizer,codec,points_at_most,relative_error,seeds\nsgd,fp16,0,0.001,5\nadam,fp16,0,0.001,5\nadam,nf4,0.1,0.2,5\n"
+    )
+    assert [list(accuracy.load(optimizer, table)) for optimizer in ("sgd", "adam", None)] == [
+        ["fp16"],
+        ["fp16", "nf4"],
+        ["fp16"],
+    ]
+
+
+LOSSIEST: dict[accuracy.Optimizer | None, dict[float, str]] = {
+    "sgd": {0.0: "fp16", 0.3: "int8", 0.5: "nf4", 1.0: "nf2"},
+    "adam": {0.0: "fp16", 0.3: "int8", 0.5: "nf4", 1.0: "nf4", 2.5: "nf2"},
+    None: {0.0: "fp16", 0.3: "int8", 0.5: "nf4", 1.0: "nf4", 2.5: "nf2"},
+}
+
+
+def test_the_docs_say_of_the_table_what_it_holds() -> None:
+    """accuracy_cost.csv, and what Budget's docstring and python/docs/howto/tune.md say of it."""
+    for optimizer, lossiest in LOSSIEST.items():
+        table = accuracy.load(optimizer)
+        errors = {"none": 0.0} | {name: cost.relative_error for name, cost in table.items()}
+        for points, expected in lossiest.items():
+            allowed = accuracy.admitted(Budget("points", points), table, errors)
+            assert max(allowed, key=CANDIDATES.index) == expected
 
 
 def test_a_tensor_without_samples_is_not_compressed() -> None:
-    assert accuracy.admitted(Budget("points", 5), TABLE, {}, sends_momentum=True) == {"none"}
+    assert accuracy.admitted(Budget("points", 5), TABLE, {}) == {"none"}
 
 
-def test_it_begins_with_the_lossiest_that_is_known_to_fit_without_momentum_correction() -> None:
+def test_it_begins_with_the_lossiest_that_is_known_to_fit() -> None:
     assert accuracy.begins_with(Budget("points", 0), TABLE) == "fp16"
-    assert accuracy.begins_with(Budget("points", 5), TABLE) == "int8"
-    assert accuracy.begins_with(Budget("points", 0.3), accuracy.load()) == "fp16"
-    assert accuracy.begins_with(Budget("points", 5), accuracy.load()) == "int4"
+    assert accuracy.begins_with(Budget("points", 0.3), TABLE) == "int8"
+    assert accuracy.begins_with(Budget("points", 5), TABLE) == "nf2"
     assert accuracy.begins_with(Budget("error", 0.01), TABLE) == "fp16"
     assert accuracy.begins_with(Budget("error", 0.0001), TABLE) == "none"
     assert accuracy.begins_with(Budget("points", 1), {}) == "none"
 
 
-def test_the_table_that_comes_with_gradwire_is_read_and_names_candidates() -> None:
-    table = accuracy.load()
-    assert set(table) <= ALL
-    assert table["fp16"].points_at_most <= table["int8"].points_at_most
-
-
 def test_a_file_that_is_no_table_is_refused(tmp_path: Path) -> None:
     (tmp_path / "t.csv").write_text("codec,points\nfp16,1\n")
     with pytest.raises(ValueError, match="no table of what codecs cost"):
-        accuracy.load(tmp_path / "t.csv")
+        accuracy.load("sgd", tmp_path / "t.csv")
 
 
 # ---- errors --------------------------------------------------------------------------------------------------
@@ -247,10 +261,9 @@ def test_errors_are_those_of_the_codecs_and_of_tensors_by_themselves() -> None:
     assert norm == {"none": 0.0}
     for errors in (big, small):
         assert set(errors) == ALL
-        assert errors["none"] < errors["fp16"] < errors["int8"] < errors["int4"] < errors["2bit"]
+        assert errors["none"] < errors["fp16"] < errors["int8"] < errors["nf4"] < errors["nf2"]
         assert errors["fp16"] < 1e-3
         assert 0.001 < errors["int8"] < 0.05
-    assert errors["2bit"] <= errors["2bit:reply=2bit"] * 1.01
 
 
 def test_steps_that_say_nothing_are_passed_over() -> None:
@@ -315,10 +328,10 @@ def test_a_plan_of_one_codec_is_predicted_as_gradwire_plan_does(codec: str) -> N
 
 def test_a_plan_that_mixes_codecs_lies_between_those_that_do_not() -> None:
     job = job_of("vgg16", 200 * MBIT)
-    dense, lossy = (job.step_seconds(Plan.uniform(codec, job.tensors)) for codec in ("none", "2bit"))
+    dense, lossy = (job.step_seconds(Plan.uniform(codec, job.tensors)) for codec in ("none", "nf2"))
     elements = [tensor.elements for tensor in job.tensors]
     largest = elements.index(max(elements))
-    mixed = Plan(tuple("2bit" if i == largest else "none" for i in range(len(elements))))
+    mixed = Plan(tuple("nf2" if i == largest else "none" for i in range(len(elements))))
     seconds = job.step_seconds(mixed)
     assert lossy < seconds < dense
     share = elements[largest] / sum(elements)
@@ -364,8 +377,8 @@ def test_it_does_not_compress_where_that_gains_nothing() -> None:
 def test_it_says_what_it_compresses_and_what_the_others_would_take() -> None:
     job = job_of("vgg16", 100 * MBIT)
     found = choose(job.tensors, admitted(job), job.step_seconds)
-    assert found.plan.worst == "2bit:reply=2bit"
-    assert "2bit:reply=2bit for" in found.reason
+    assert found.plan.worst == "nf2"
+    assert "nf2 for" in found.reason
     assert set(found.predicted) == {"none", "fp16"}
     assert f"(none {choice.format_duration(found.predicted['none'])}, fp16 " in found.reason
 
@@ -376,7 +389,7 @@ def test_a_tensor_gets_no_codec_that_its_errors_do_not_admit() -> None:
     allowed[3] = frozenset({"none", "fp16"})
     found = choose(job.tensors, allowed, job.step_seconds).plan
     assert found.codecs[3] in ("none", "fp16")
-    assert found.worst == "2bit:reply=2bit"
+    assert found.worst == "nf2"
 
 
 def test_small_tensors_that_travel_together_have_one_codec() -> None:
@@ -400,12 +413,12 @@ def seconds_of(times: Mapping[str, float]) -> Any:
 def test_what_is_in_force_stays_until_another_gains_five_percent() -> None:
     tensors = (Tensor("w", 1000, 0),)
     in_force = Plan.uniform("int8", tensors)
-    times = {"none": 2.0, "fp16": 1.5, "int8": 1.0, "int4": 0.97, "2bit": 0.98, "2bit:reply=2bit": 1.1}
+    times = {"none": 2.0, "fp16": 1.5, "int8": 1.0, "nf4": 0.97, "nf2": 0.98}
     assert choose(tensors, [ALL], seconds_of(times), in_force).plan == in_force
     assert choose(tensors, [ALL], seconds_of(times | {"fp16": 0.965}), in_force).plan.worst == "fp16"
-    times["int4"] = 0.9
-    assert choose(tensors, [ALL], seconds_of(times), in_force).plan == Plan.uniform("int4", tensors)
-    assert choose(tensors, [ALL - {"int8", "int4"}], seconds_of(times), in_force).plan.worst == "2bit"
+    times["nf4"] = 0.9
+    assert choose(tensors, [ALL], seconds_of(times), in_force).plan == Plan.uniform("nf4", tensors)
+    assert choose(tensors, [ALL - {"int8", "nf4"}], seconds_of(times), in_force).plan.worst == "nf2"
 
 
 def test_of_equals_the_least_lossy_is_taken() -> None:

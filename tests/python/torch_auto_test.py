@@ -85,7 +85,7 @@ def sums_of_gradients(store: gw.kv.KVStore, optimizer: Any, model: nn.Module, st
 
 @pytest.mark.parametrize("overlap_step", [False, True])
 def test_nothing_of_a_gradient_is_lost_while_codecs_change(slow_link: None, overlap_step: bool) -> None:
-    """From fp16 to int4, in turns with none and fp16, and back to none: at the end all that was given has arrived."""
+    """From fp16 to nf4, in turns with none and fp16, and back to none: at the end all that was given has arrived."""
     wrong: dict[int, list[float]] = {}
 
     def body(store: gw.kv.KVStore) -> None:
@@ -94,7 +94,7 @@ def test_nothing_of_a_gradient_is_lost_while_codecs_change(slow_link: None, over
         given, received = sums_of_gradients(store, optimizer, model, steps=40)
         events = [decision["event"] for decision in store.decisions]
         assert events == ["chosen", "reverted"]
-        assert store.decisions[0]["codecs"] == ("int4", "none", "int4", "none", "none", "none")
+        assert store.decisions[0]["codecs"] == ("nf4", "none", "nf4", "none", "none", "none")
         assert set(store.decisions[1]["codecs"]) == {"none"}
         wrong[store.rank] = [float((r - g).norm() / g.norm()) for g, r in zip(given, received, strict=True)]
         optimizer.close()
@@ -102,6 +102,36 @@ def test_nothing_of_a_gradient_is_lost_while_codecs_change(slow_link: None, over
     run_ranks(2, body)
     assert wrong[0] == wrong[1]
     assert max(wrong[0]) < 1e-4
+
+
+@pytest.mark.parametrize(
+    ("kind", "expected"),
+    [
+        (torch.optim.SGD, "sgd"),
+        (torch.optim.AdamW, "adam"),
+        (torch.optim.NAdam, "adam"),
+        (torch.optim.RMSprop, None),
+    ],
+)
+def test_what_codecs_cost_is_taken_of_the_users_optimizer(
+    kind: type[torch.optim.Optimizer], expected: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found: list[str | None] = []
+
+    def options(*given: Any, **named: Any) -> Options:
+        made = Options(*given, **named)
+        found.append(made.optimizer)
+        return made
+
+    monkeypatch.setattr(auto_codecs, "Options", options)
+
+    def body(store: gw.kv.KVStore) -> None:
+        model = make_model()
+        optimizer = kind(model.parameters(), lr=0.1)
+        gw.torch.DistributedOptimizer(optimizer, model.named_parameters(), "auto", store).close()
+
+    run_ranks(2, body)
+    assert found == [expected] * 2
 
 
 def test_a_codec_that_the_user_names_stays(slow_link: None) -> None:
@@ -112,7 +142,7 @@ def test_a_codec_that_the_user_names_stays(slow_link: None) -> None:
             optimizer.zero_grad()
             loss_of(model, store.rank, step).backward()
             optimizer.step()
-        assert store.decisions[0]["codecs"] == ("int4", "none", "none", "none", "none", "none")
+        assert store.decisions[0]["codecs"] == ("nf4", "none", "none", "none", "none", "none")
         optimizer.close()
 
     run_ranks(2, body)
@@ -124,16 +154,16 @@ def unsent(store: gw.kv.KVStore, optimizer: Any) -> torch.Tensor:
 
 
 def train_until_owed(store: gw.kv.KVStore, model: nn.Module, optimizer: Any) -> torch.Tensor:
-    """Trains to where a trial has just left int4 for none; returns what of the first layer is still to be sent."""
+    """Trains to where a trial has just left nf4 for none; returns what of the first layer is still to be sent."""
     exchange = optimizer._reducer.exchange
     for step in range(40):
         before = exchange.state()["auto"]["codecs"]["0.weight"]
         optimizer.zero_grad()
         loss_of(model, store.rank, step).backward()
         after = exchange.state()["auto"]["codecs"]["0.weight"]
-        if (before, after) == ("int4", "none") and (owed := unsent(store, optimizer)).any():
+        if (before, after) == ("nf4", "none") and (owed := unsent(store, optimizer)).any():
             return owed
-    raise AssertionError("no trial has left int4 for none")
+    raise AssertionError("no trial has left nf4 for none")
 
 
 def require_owed_arrives(store: gw.kv.KVStore, model: nn.Module, optimizer: Any, owed: torch.Tensor) -> None:
@@ -194,7 +224,7 @@ def test_what_is_owed_goes_into_a_checkpoint_of_the_whole_job_too(
         optimizer = wrap(store, model, budget="60% error")
         gw.torch.load_checkpoint(tmp_path, model, optimizer)
         codec = optimizer.state_dict()["gradwire"]["auto"]["codecs"]["0.weight"]
-        assert codec == ("none" if is_proven else "int4")
+        assert codec == ("none" if is_proven else "nf4")
         inherited = sum(owed[rank] for rank in range(store.rank, before, after))
         assert torch.equal(optimizer.state_dict()["gradwire"]["residuals"]["0.weight"], inherited)
         if is_proven:
@@ -210,7 +240,7 @@ def test_a_checkpoint_that_is_refused_changes_neither_model_nor_optimizer(tmp_pa
         model = make_model()
         parameters = model.named_parameters()
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-        optimizer = gw.torch.DistributedOptimizer(optimizer, parameters, "int4", store)
+        optimizer = gw.torch.DistributedOptimizer(optimizer, parameters, "nf4", store)
         for step in range(2):
             optimizer.zero_grad()
             loss_of(model, store.rank, step).backward()
@@ -252,7 +282,7 @@ def test_a_closed_optimizer_leaves_the_store_the_compression_that_it_had(
     def body(store: gw.kv.KVStore) -> None:
         model = make_model()
         optimizer = wrap(store, model, budget="60% error")
-        assert str(store.compression).startswith("int4")
+        assert str(store.compression).startswith("nf4")
         optimizer.close()
         assert str(store.compression).startswith("none")
 

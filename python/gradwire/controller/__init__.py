@@ -1,5 +1,6 @@
 """compression="auto": chooses a codec for each tensor by measured link, codec costs and errors, within a budget."""
 
+from gradwire.controller.accuracy import Optimizer
 from gradwire.controller.budget import AUTO, Budget, requested
 from gradwire.controller.controller import Controller, Instruments, Options, Pace
 from gradwire.controller.plan import CANDIDATES, Plan, Tensor, compression_of
@@ -10,6 +11,7 @@ __all__ = [
     "Budget",
     "Controller",
     "Instruments",
+    "Optimizer",
     "Options",
     "Pace",
     "Plan",

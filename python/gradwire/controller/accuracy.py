@@ -1,8 +1,9 @@
 """What each candidate may cost: measured points of accuracy (accuracy_cost.csv), and what a budget admits.
 
-accuracy_cost.csv is derived from experiments/codec_accuracy by experiments/controller/accuracy_cost.py, whose folder's
-README says how. A row says what all tensors cost that travel by one codec. Of a plan that mixes codecs it is taken that
-it costs no more than its lossiest codec for all tensors would; so each tensor's codec has to fit the budget by itself.
+accuracy_cost.csv is derived from experiments/codec_accuracy (SGD) and experiments/adamw (AdamW) by
+experiments/controller/accuracy_cost.py, whose folder's README says how. A row says what all tensors cost that travel by
+one codec and are stepped on by one optimizer. Of a plan that mixes codecs it is taken that it costs no more than its
+lossiest codec for all tensors would; so each tensor's codec has to fit the budget by itself.
 """
 
 from __future__ import annotations
@@ -12,10 +13,15 @@ import importlib.resources
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from gradwire.controller.budget import Budget
 from gradwire.controller.plan import CANDIDATES
 
+Optimizer = Literal["sgd", "adam"]
+"""Which optimizers' trainings were measured; those that divide as Adam does, as AdamW, count as it."""
+
+_OPTIMIZERS: tuple[Optimizer, ...] = ("sgd", "adam")
 _BEYOND = 2.0  # times the error of the runs that were measured: what is more wrong, they say nothing of
 
 
@@ -26,46 +32,53 @@ class Cost:
     Attributes:
         points_at_most: upper end of what was lost; the worst of the tasks.
         relative_error: of a step's mean in those runs; the worst of the layers.
-        needs_momentum: measured where workers send momentum, and without it unknown.
     """
 
     codec: str
     points_at_most: float
     relative_error: float
-    needs_momentum: bool
     seeds: int
 
 
-def load(file: Path | None = None) -> dict[str, Cost]:
-    """Reads the table, by candidate; None: the one that comes with gradwire.
+def load(optimizer: Optimizer | None, file: Path | None = None) -> dict[str, Cost]:
+    """Reads the table, by candidate.
+
+    Args:
+        optimizer: which steps on the means. None: another, or one that is not known; each candidate then costs what it
+            costs where it costs most, and one that was not measured with all of them is not there.
+        file: None: the table that comes with gradwire.
 
     Raises:
         ValueError: no such table; says what is wrong.
     """
     where = file or importlib.resources.files("gradwire.controller") / "accuracy_cost.csv"
     try:
-        rows = list(csv.DictReader(where.read_text(encoding="utf-8").splitlines()))
-        costs = [
-            Cost(
-                row["codec"],
-                float(row["points_at_most"]),
-                float(row["relative_error"]),
-                row["momentum"] == "yes",
-                int(row["seeds"]),
-            )
-            for row in rows
-        ]
+        found: dict[str, dict[str, Cost]] = {known: {} for known in _OPTIMIZERS}
+        for row in csv.DictReader(where.read_text(encoding="utf-8").splitlines()):
+            of = float(row["points_at_most"]), float(row["relative_error"]), int(row["seeds"])
+            found[row["optimizer"]][row["codec"]] = Cost(row["codec"], *of)
     except (KeyError, TypeError, ValueError) as error:
         raise ValueError(
             f"controller: {where} is no table of what codecs cost ({type(error).__name__}: {error}): make it with "
             "experiments/controller/accuracy_cost.py"
         ) from None
-    return {cost.codec: cost for cost in costs}
+    if optimizer is not None:
+        return found[optimizer]
+    measured = [name for name in CANDIDATES if all(name in costs for costs in found.values())]
+    return {name: _worst([costs[name] for costs in found.values()]) for name in measured}
 
 
-def admitted(
-    budget: Budget, costs: Mapping[str, Cost], errors: Mapping[str, float], *, sends_momentum: bool
-) -> frozenset[str]:
+def _worst(costs: Sequence[Cost]) -> Cost:
+    """Of one candidate, with several optimizers."""
+    return Cost(
+        costs[0].codec,
+        max(cost.points_at_most for cost in costs),
+        min(cost.relative_error for cost in costs),
+        min(cost.seeds for cost in costs),
+    )
+
+
+def admitted(budget: Budget, costs: Mapping[str, Cost], errors: Mapping[str, float]) -> frozenset[str]:
     """Returns which candidates a tensor may have. What is not known is not admitted; "none" always is.
 
     Args:
@@ -76,32 +89,23 @@ def admitted(
         candidate
         for candidate in CANDIDATES
         if candidate == "none"
-        or (candidate in errors and _fits(budget, costs.get(candidate), errors[candidate], sends_momentum))
+        or (candidate in errors and _fits(budget, costs.get(candidate), errors[candidate]))
     )
 
 
-def possible(budget: Budget, costs: Mapping[str, Cost], *, sends_momentum: bool) -> tuple[str, ...]:
+def possible(budget: Budget, costs: Mapping[str, Cost]) -> tuple[str, ...]:
     """Returns the lossy candidates that a budget may admit, whatever their errors are found to be."""
-    return tuple(
-        candidate
-        for candidate in CANDIDATES[1:]
-        if _fits(budget, costs.get(candidate), 0.0, sends_momentum=sends_momentum)
-    )
+    return tuple(candidate for candidate in CANDIDATES[1:] if _fits(budget, costs.get(candidate), 0.0))
 
 
-def _fits(budget: Budget, cost: Cost | None, error: float, sends_momentum: bool) -> bool:
+def _fits(budget: Budget, cost: Cost | None, error: float) -> bool:
     if budget.kind == "error":
         return error <= budget.limit
-    if cost is None or (cost.needs_momentum and not sends_momentum):
-        return False
-    return cost.points_at_most <= budget.limit and error <= _BEYOND * cost.relative_error
+    return cost is not None and cost.points_at_most <= budget.limit and error <= _BEYOND * cost.relative_error
 
 
-def left_out(
-    budget: Budget, costs: Mapping[str, Cost], errors: Sequence[Mapping[str, float]], *, sends_momentum: bool
-) -> str:
-    """Says which candidates admitted() keeps from tensors, and why: "int8 (0.45 points), 2bit (1.11 points;
-    needs momentum_correction)"; empty: none.
+def left_out(budget: Budget, costs: Mapping[str, Cost], errors: Sequence[Mapping[str, float]]) -> str:
+    """Says which candidates admitted() keeps from tensors, and why: "nf4 (0.45 points), nf2 (1.1 points)"; empty: none.
 
     Args:
         errors: as admitted() is given them, of each tensor whose codec is free.
@@ -109,14 +113,15 @@ def left_out(
     if not errors:
         return ""
     parts = []
-    may_fit = possible(budget, costs, sends_momentum=sends_momentum)
+    may_fit = possible(budget, costs)
     for candidate in CANDIDATES[1:]:
         if candidate not in may_fit:
-            why = _why_not(budget, costs.get(candidate), sends_momentum=sends_momentum)
+            cost = costs.get(candidate)
+            why = "its accuracy was not measured" if cost is None else f"{cost.points_at_most:g} points"
             parts.append(f"{candidate} ({why})")
             continue
         measured = [own[candidate] for own in errors if candidate in own]
-        out = [e for e in measured if not _fits(budget, costs.get(candidate), e, sends_momentum)]
+        out = [e for e in measured if not _fits(budget, costs.get(candidate), e)]
         if not out:
             continue
         for_some = f" for {len(out)} of {len(errors)} tensors" if len(out) < len(errors) else ""
@@ -128,20 +133,10 @@ def left_out(
     return ", ".join(parts)
 
 
-def _why_not(budget: Budget, cost: Cost | None, *, sends_momentum: bool) -> str:
-    """Says why a candidate is not possible()."""
-    if cost is None:
-        return "its accuracy was not measured"
-    why = [f"{cost.points_at_most:g} points"] if cost.points_at_most > budget.limit else []
-    if cost.needs_momentum and not sends_momentum:
-        why.append("needs momentum_correction")
-    return "; ".join(why)
-
-
 def begins_with(budget: Budget, costs: Mapping[str, Cost]) -> str:
     """Returns what the first steps travel by, while nothing is measured: the lossiest candidate that fits by its known
-    cost and keeps that without momentum correction. Those that do not are no beginning for a training.
+    cost.
     """
     known = ((name, cost) for name in CANDIDATES if (cost := costs.get(name)) is not None)
-    fits = [name for name, cost in known if _fits(budget, cost, cost.relative_error, sends_momentum=False)]
+    fits = [name for name, cost in known if _fits(budget, cost, cost.relative_error)]
     return fits[-1] if fits else "none"

@@ -16,8 +16,8 @@ _TEXT = re.compile(r"\s*(\d+\.?\d*|\.\d+)\s*(%?)\s*(points?|error)\s*", re.IGNOR
 class Budget:
     """points: of accuracy at the end of training, at most. error: of a step's mean, relative, per tensor (0.05).
 
-    In points, by today's table (accuracy_cost.csv, five seeds): DEFAULT admits none and fp16 only, 0.5 int8 and int4
-    too, 1.2 also 2bit with exact replies and 2 with 2-bit ones, both where workers send momentum.
+    In points, by today's table (accuracy_cost.csv): DEFAULT admits none, fp16 and int8, 0.5 points also nf4. 1 point
+    also admits nf2 with SGD, and 2.5 with Adam.
     """
 
     kind: Literal["points", "error"]

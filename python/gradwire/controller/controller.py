@@ -51,7 +51,7 @@ class Pace:
 
     Attributes:
         settling: of those sampled, not timed: the first steps make buffers and connections.
-        block: of one arm in a trial, the first of which is not timed: 2bit agrees on its scales in it.
+        block: of one arm in a trial, the first of which is not timed: buffers are made in it.
         link_change: share of the rate from which on a link is another one.
         overhead: share of the time that looking at the link may take, and that beginning anew may.
     """
@@ -81,13 +81,13 @@ class Options:
     Attributes:
         schedule: how it sends.
         placement: where it sums.
-        sends_momentum: workers send momentum in place of gradients.
+        optimizer: what steps on the means; None: not known.
     """
 
     budget: Budget
     schedule: Schedule
     placement: Placement
-    sends_momentum: bool = False
+    optimizer: accuracy.Optimizer | None = None
     pace: Pace = field(default_factory=Pace)
     instruments: Instruments = field(default_factory=Instruments)
 
@@ -103,7 +103,7 @@ class Controller:
     def __init__(self, store: KVStore, options: Options) -> None:
         self._store = store
         self._options = options
-        self._costs = accuracy.load()
+        self._costs = accuracy.load(options.optimizer)
         self._start = accuracy.begins_with(options.budget, self._costs)
         self._tensors: tuple[Tensor, ...] = ()
         self._blocks: list[tuple[tuple[int, int], ...]] = []
@@ -203,7 +203,7 @@ class Controller:
         self._choosing = self._busy
         self._is_watching = False
         options = self._options
-        may_fit = accuracy.possible(options.budget, self._costs, sends_momentum=options.sends_momentum)
+        may_fit = accuracy.possible(options.budget, self._costs)
         meter = ErrorMeter(self._tensors, may_fit)
         steps = []
         for number in range(options.pace.sampled):
@@ -340,9 +340,7 @@ class Controller:
         engine = self._store.engine
         measured = list(zip(self._tensors, meter.errors(), strict=True))
         admitted = [
-            accuracy.admitted(options.budget, self._costs, errors, sends_momentum=options.sends_momentum)
-            if tensor.free
-            else frozenset({"none"})
+            accuracy.admitted(options.budget, self._costs, errors) if tensor.free else frozenset({"none"})
             for tensor, errors in measured
         ]
         if self._calibration is None:
@@ -356,7 +354,7 @@ class Controller:
         )
         choice = choose(self._tensors, admitted, job.step_seconds, in_force)
         free = [errors for tensor, errors in measured if tensor.free]
-        left_out = accuracy.left_out(options.budget, self._costs, free, sends_momentum=options.sends_momentum)
+        left_out = accuracy.left_out(options.budget, self._costs, free)
         return (
             replace(choice, reason=f"{choice.reason}; outside the budget: {left_out}") if left_out else choice
         )

@@ -8,15 +8,16 @@ from dataclasses import dataclass
 
 from gradwire.compress import Compression
 
-# The least lossy first; they are named as `gradwire plan` names them. One of each size, the better of two of one size:
-# bf16 and fp8 are as many bits as fp16 and int8, and more wrong (experiments/codec_accuracy).
-CANDIDATES = ("none", "fp16", "int8", "int4", "2bit", "2bit:reply=2bit")
+# The least lossy first; they are named as `gradwire plan` names them. One of each size, the one that loses least: bf16,
+# fp8, int4 and 2bit have about as many bits as fp16, int8, nf4 and nf2, and lose as much or more, with AdamW by far
+# (experiments/codec_accuracy, experiments/adamw).
+CANDIDATES = ("none", "fp16", "int8", "nf4", "nf2")
 BASELINES = ("none", "fp16")  # what a choice must not be slower than
 
 
 def compression_of(candidate: str) -> Compression:
-    """What the engine is told for a candidate. Thresholds of 2bit are agreed: a fixed one has a tensor's unit."""
-    return Compression.parse(candidate, defaults={"2bit": {"threshold": "auto"}})
+    """What the engine is told for a candidate."""
+    return Compression.parse(candidate)
 
 
 def lossiness(candidate: str) -> int:
@@ -57,7 +58,7 @@ class Plan:
         return max(self.codecs, key=lossiness, default="none")
 
     def describe(self, tensors: Sequence[Tensor]) -> str:
-        """Says what travels how: "2bit for 23 of 54 tensors (98 % of the elements), none for the others"."""
+        """Says what travels how: "nf2 for 23 of 54 tensors (98 % of the elements), none for the others"."""
         total = sum(tensor.elements for tensor in tensors)
         counts = Counter(self.codecs)
         parts = []

@@ -13,6 +13,8 @@ from gradwire.torch.codecs.parameter_codecs import DENSE, ParameterCodecs
 from gradwire.torch.codecs.warm_up import Stages, WarmUp
 
 if TYPE_CHECKING:
+    import torch
+
     from gradwire.compress import Compression
     from gradwire.controller import Controller
     from gradwire.kv import KVStore
@@ -125,13 +127,19 @@ class GivenOptions:
         return store.own_compression if self.default is None else self.default
 
     def at(
-        self, store: KVStore, names: Iterable[str], *, overlaps: bool = False, sends_momentum: bool = False
+        self,
+        store: KVStore,
+        names: Iterable[str],
+        *,
+        optimizer: torch.optim.Optimizer | None = None,
+        overlaps: bool = False,
     ) -> ExchangeOptions:
         """Returns what an exchange of these parameters takes. Changes nothing.
 
         Args:
             names: of all parameters, which the patterns of `codecs` are to match.
-            overlaps, sends_momentum: with overlap_step, with momentum_correction.
+            optimizer: which steps on the means, if it is known.
+            overlaps: with overlap_step.
 
         Raises:
             ValueError: a store that gives weights in the place of sums, or whose sums cannot be predicted where codecs
@@ -140,7 +148,7 @@ class GivenOptions:
         """
         session.require_sums(store)
         chosen = self.compression_at(store)
-        controller = controller_of(store, self.auto, overlaps=overlaps, sends_momentum=sends_momentum)
+        controller = controller_of(store, self.auto, optimizer, overlaps=overlaps)
         codecs = ParameterCodecs(chosen, self._codecs, may_compress=controller is not None)
         codecs.require_matches(names)
         return ExchangeOptions(

@@ -217,9 +217,9 @@ def DistributedOptimizer(
     require_free(store, named, own=getattr(optimizer, "_place", None))
     if momentum_correction == "auto":
         plain = max_grad_norm is None and grad_scaler is None
-        may_be_2bit = given.auto is not None or "threshold=auto" in given.compression_at(store).spec
-        momentum_correction = plain and may_be_2bit and has_momentum(optimizer)
-    options = given.at(store, names, overlaps=overlap_step, sends_momentum=momentum_correction)
+        is_2bit = given.auto is None and "threshold=auto" in given.compression_at(store).spec
+        momentum_correction = plain and is_2bit and has_momentum(optimizer)
+    options = given.at(store, names, optimizer=optimizer, overlaps=overlap_step)
     reads_dense = overlap_step or max_grad_norm is not None or momentum_correction
     options = replace(
         options,

@@ -14,12 +14,13 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 
 from gradwire.compress import Compression
-from gradwire.controller import Budget, Controller, Options, Plan, Tensor, compression_of
+from gradwire.controller import Budget, Controller, Optimizer, Options, Plan, Tensor, compression_of
 from gradwire.controller.prediction import schedule_of
 from gradwire.plan.simulation import Placement
 from gradwire.settings import definitions as settings
 from gradwire.settings.cores import default_codec_threads
 from gradwire.stores import connect
+from gradwire.torch.codecs.adam_warning import is_like_adam
 
 if TYPE_CHECKING:
     from gradwire.kv import KVStore
@@ -40,9 +41,16 @@ class Parameter(Protocol):
 
 
 def controller_of(
-    store: KVStore, budget: Budget | None, *, overlaps: bool = False, sends_momentum: bool = False
+    store: KVStore,
+    budget: Budget | None,
+    optimizer: torch.optim.Optimizer | None,
+    *,
+    overlaps: bool = False,
 ) -> Controller | None:
     """Makes the controller of a budget; None where there is none, or nobody to send to.
+
+    Args:
+        optimizer: which steps on the means, as far as the front end knows it.
 
     Raises:
         ValueError: a store whose sums cannot be predicted.
@@ -56,9 +64,16 @@ def controller_of(
         )
     values = settings.read()
     schedule = schedule_of(values, per_layer=overlaps, threads=default_codec_threads())
-    return Controller(
-        store, Options(budget, schedule, _placement(store, values), sends_momentum=sends_momentum)
-    )
+    return Controller(store, Options(budget, schedule, _placement(store, values), _family(optimizer)))
+
+
+def _family(optimizer: torch.optim.Optimizer | None) -> Optimizer | None:
+    """Returns which of the optimizers that were measured this one is like; None: neither, or not known."""
+    if optimizer is None:
+        return None
+    if is_like_adam(optimizer):
+        return "adam"
+    return "sgd" if isinstance(optimizer, torch.optim.SGD) else None
 
 
 def _placement(store: KVStore, values: settings.Settings) -> Placement:
