@@ -1,6 +1,7 @@
 #include "compress/codecs.h"
 
 #include <algorithm>
+#include <cctype>
 #include <stdexcept>
 #include <vector>
 
@@ -66,11 +67,12 @@ constexpr OtherName kOtherNames[] = {
     {"sign", "1bit"},    {"signsgd", "1bit"},  {"onebit", "1bit"}, {"dgc", "topk"},
 };
 
-/// Returns the codec's name here if `name` is one from elsewhere, else `name`.
-std::string_view name_here(std::string_view name) {
+/// Returns the codec's name here if `name` is one from elsewhere, else `name`, in small letters.
+std::string name_here(std::string name) {
+  std::ranges::transform(name, name.begin(), [](unsigned char letter) { return std::tolower(letter); });
   const auto* found = std::find_if(std::begin(kOtherNames), std::end(kOtherNames),
                                    [&](const OtherName& other) { return other.elsewhere == name; });
-  return found == std::end(kOtherNames) ? name : found->codec;
+  return found == std::end(kOtherNames) ? name : std::string(found->codec);
 }
 
 const CodecEntry& entry_named(std::string_view name) {
@@ -81,9 +83,8 @@ const CodecEntry& entry_named(std::string_view name) {
   }
   const std::string advice = name == "powersgd"
                                  ? "PowerSGD takes two rounds, and is no codec: see gradwire.power_sgd; "
-                                 : did_you_mean(name_here(name), names);
-  throw std::invalid_argument("unknown codec " + std::string(name) + "; " + advice +
-                              "valid: " + join(names));
+                                 : did_you_mean(name_here(std::string(name)), names);
+  throw std::invalid_argument("unknown codec " + std::string(name) + "; " + advice + "valid: " + join(names));
 }
 
 /// Refuses names that the codec does not have, and a name given twice.

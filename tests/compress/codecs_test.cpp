@@ -121,6 +121,7 @@ TEST(Codecs, UnknownNamesGetTheNearest) {
                                          HasSubstr("none, fp16, bf16, 2bit")));
   EXPECT_THAT(make_error("fpl6"), HasSubstr("did you mean fp16?"));
   EXPECT_THAT(make_error("8bit"), HasSubstr("did you mean int8?")) << "2bit is nearer by its letters";
+  EXPECT_THAT(make_error("INT8"), HasSubstr("did you mean int8?"));
   EXPECT_THAT(make_error("fp32"), HasSubstr("did you mean none?"));
   EXPECT_THAT(make_error("powersgd"), AllOf(HasSubstr("gradwire.power_sgd"), HasSubstr("valid: none")));
   EXPECT_THAT(make_error("2bit:treshold=1"),

@@ -18,7 +18,7 @@ from gradwire.gathered_sum import GatheredSum
 from python.inproc_ranks import run_ranks
 
 LARGEST = 65504.0
-SAID = "a value beyond what its codec's format can"
+SAID = "a value beyond its codec's format"
 
 
 @contextlib.contextmanager

@@ -62,4 +62,4 @@ def naming_the_variable(override: str | None) -> Iterator[None]:
             raise
         raise ValueError(
             f"GRADWIRE_COMPRESSION={override} is set, and overrides the script: {error}"
-        ) from error
+        ) from None

@@ -333,6 +333,8 @@ class Worker(AbstractKVStore):
             if raw > _SHOWN_RATIO * encoded > 0:
                 sizes = f"{format_bytes(raw)} of gradients were sent as {format_bytes(encoded)}"
                 text = f"compressed: {sizes}, {raw / encoded:.1f} times less"
+                if self.decisions:
+                    text += "; the samples by which codecs were chosen come on top"
                 self._log.tell(text, bytes_raw=raw, bytes_encoded=encoded)
 
     def _leave(self) -> None:

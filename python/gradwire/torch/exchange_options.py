@@ -192,8 +192,13 @@ def enabled_scaler(given: Any) -> Any:
 
 def warn_of_nonfinite(what_then: OnNonfinite) -> None:
     warnings.warn(
-        "gradwire.torch: a worker's gradient held a NaN or an infinity, or a value beyond what its codec's format can "
-        "(fp16: 65504)" + ("; no rank takes this step" if what_then == "skip_step" else ""),
+        "gradwire.torch: on some rank a gradient held a NaN or an infinity, or a value beyond its codec's format "
+        "(fp16: 65504); "
+        + (
+            "no rank takes this step"
+            if what_then == "skip_step"
+            else 'on_nonfinite="skip_step" would skip such steps on all ranks'
+        ),
         RuntimeWarning,
         stacklevel=3,
     )
