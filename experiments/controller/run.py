@@ -95,7 +95,7 @@ def parse_arguments() -> argparse.Namespace:
     add("--json", metavar="FILE", help="write the rows' records there too; - is stdout, then nothing else is")
     add("--tables", action="store_true", help="measure nothing, print the tables")
     given = parser.parse_args()
-    given.arm = given.arm or list(("none", "fp16", "2bit") if given.quick else CANDIDATES)
+    given.arm = given.arm or list(("none", "fp16", "nf2") if given.quick else CANDIDATES)
     given.row = given.row or list(QUICK_ROWS if given.quick else ROWS)
     given.seeds = (1 if given.quick else 3) if given.seeds is None else given.seeds
     given.report = REPORT / "quick" if given.quick else REPORT
