@@ -12,7 +12,7 @@ LONG, _LONG_SEEDS = "vit_long", 3
 _LONGER = ("none", "bf16", "int8", "nf4", "nf2", "nf2;decay=0.7")
 # With Muon, whose steps may be so much longer than AdamW's.
 MUON = {"vit": 2, "char_lm_tiny": 4}
-WITH_MUON = ("none", "int8", "nf4", "nf2", "2bit")
+WITH_MUON = ("none", "fp16", "int8", "nf4", "nf2", "2bit")
 _SEEDS = 5
 # With one seed: what every codec does.
 _CODECS = (

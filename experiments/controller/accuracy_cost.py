@@ -1,5 +1,5 @@
 """Derives what each candidate of compression="auto" may cost in accuracy from the runs of ../codec_accuracy (SGD) and
-../adamw (AdamW).
+../adamw (AdamW, Muon).
 
     python experiments/controller/accuracy_cost.py [--out FILE]
 
@@ -117,13 +117,18 @@ def table(runs: Losses, wrong: Mapping[str, float]) -> list[Row]:
 
 def measured() -> dict[str, list[Row]]:
     """Returns the table's rows by optimizer, from the results of both pages."""
-    of_adam = [{**row, "metric": "accuracy", "score": row["accuracy"]} for row in _read(ADAM / "results.csv")]
+    of_adam, of_muon = [], []
+    for row in _read(ADAM / "results.csv"):
+        codec, is_muon, _ = row["arm"].partition(";optimizer=muon;")
+        own = of_muon if is_muon else of_adam
+        own.append({**row, "arm": codec, "metric": "accuracy", "score": row["accuracy"]})
     wrong: dict[str, float] = {}
     for row in _read(ADAM / "mean_error.csv"):
         wrong[row["codec"]] = max(wrong.get(row["codec"], 0.0), float(row["step"]))
     return {
         "sgd": table(losses(_read(SGD / "simulated.csv")), errors(_read(SGD / "relative_error.csv"))),
         "adam": table(losses(of_adam), wrong),
+        "muon": table(losses(of_muon), wrong),
     }
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import gradwire as gw
 import numpy as np
@@ -151,7 +151,7 @@ def test_what_some_tensors_may_not_have_is_counted() -> None:
     assert accuracy.left_out(Budget("error", 2), TABLE, errors) == ""
 
 
-@pytest.mark.parametrize("optimizer", ["sgd", "adam", None])
+@pytest.mark.parametrize("optimizer", [*get_args(accuracy.Optimizer), None])
 def test_the_table_that_comes_with_gradwire_knows_all_candidates(
     optimizer: accuracy.Optimizer | None,
 ) -> None:
@@ -165,28 +165,27 @@ def test_the_table_that_comes_with_gradwire_knows_all_candidates(
 
 
 def test_of_an_optimizer_that_is_not_known_each_candidate_costs_what_it_costs_at_most() -> None:
-    either, sgd, adam = (accuracy.load(optimizer) for optimizer in (None, "sgd", "adam"))
-    for name, cost in either.items():
-        assert cost.points_at_most == max(sgd[name].points_at_most, adam[name].points_at_most)
-        assert cost.relative_error == min(sgd[name].relative_error, adam[name].relative_error)
+    tables = [accuracy.load(optimizer) for optimizer in get_args(accuracy.Optimizer)]
+    for name, cost in accuracy.load(None).items():
+        assert cost.points_at_most == max(table[name].points_at_most for table in tables)
+        assert cost.relative_error == min(table[name].relative_error for table in tables)
 
 
 def test_a_candidate_that_was_measured_with_one_optimizer_is_admitted_with_it_alone(tmp_path: Path) -> None:
     table = tmp_path / "table.csv"
+    rows = [f"{optimizer},fp16,0,0.001,5" for optimizer in get_args(accuracy.Optimizer)]
     table.write_text(
-        "optimizer,codec,points_at_most,relative_error,seeds\nsgd,fp16,0,0.001,5\nadam,fp16,0,0.001,5\nadam,nf4,0.1,0.2,5\n"
+        "\n".join(["optimizer,codec,points_at_most,relative_error,seeds", *rows, "adam,nf4,0.1,0.2,5\n"])
     )
-    assert [list(accuracy.load(optimizer, table)) for optimizer in ("sgd", "adam", None)] == [
-        ["fp16"],
-        ["fp16", "nf4"],
-        ["fp16"],
-    ]
+    assert list(accuracy.load("adam", table)) == ["fp16", "nf4"]
+    assert list(accuracy.load("sgd", table)) == list(accuracy.load(None, table)) == ["fp16"]
 
 
 LOSSIEST: dict[accuracy.Optimizer | None, dict[float, str]] = {
     "sgd": {0.0: "fp16", 0.3: "int8", 0.5: "nf4", 1.0: "nf2"},
     "adam": {0.0: "fp16", 0.3: "int8", 0.5: "nf4", 1.0: "nf4", 2.5: "nf2"},
-    None: {0.0: "fp16", 0.3: "int8", 0.5: "nf4", 1.0: "nf4", 2.5: "nf2"},
+    "muon": {0.0: "fp16", 0.3: "int8", 0.5: "int8", 1.0: "nf4", 3.0: "nf2"},
+    None: {0.0: "fp16", 0.3: "int8", 0.5: "int8", 1.0: "nf4", 3.0: "nf2"},
 }
 
 

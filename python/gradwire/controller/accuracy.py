@@ -1,6 +1,6 @@
 """What each candidate may cost: measured points of accuracy (accuracy_cost.csv), and what a budget admits.
 
-accuracy_cost.csv is derived from experiments/codec_accuracy (SGD) and experiments/adamw (AdamW) by
+accuracy_cost.csv is derived from experiments/codec_accuracy (SGD) and experiments/adamw (AdamW, Muon) by
 experiments/controller/accuracy_cost.py, whose folder's README says how. A row says what all tensors cost that travel by
 one codec and are stepped on by one optimizer. Of a plan that mixes codecs it is taken that it costs no more than its
 lossiest codec for all tensors would; so each tensor's codec has to fit the budget by itself.
@@ -13,15 +13,15 @@ import importlib.resources
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
 from gradwire.controller.budget import Budget
 from gradwire.controller.plan import CANDIDATES
 
-Optimizer = Literal["sgd", "adam"]
+Optimizer = Literal["sgd", "adam", "muon"]
 """Which optimizers' trainings were measured; those that divide as Adam does, as AdamW, count as it."""
 
-_OPTIMIZERS: tuple[Optimizer, ...] = ("sgd", "adam")
+_OPTIMIZERS: tuple[Optimizer, ...] = get_args(Optimizer)
 _BEYOND = 2.0  # times the error of the runs that were measured: what is more wrong, they say nothing of
 
 

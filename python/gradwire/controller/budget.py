@@ -16,8 +16,8 @@ _TEXT = re.compile(r"\s*(\d+\.?\d*|\.\d+)\s*(%?)\s*(points?|error)\s*", re.IGNOR
 class Budget:
     """points: of accuracy at the end of training, at most. error: of a step's mean, relative, per tensor (0.05).
 
-    In points, by today's table (accuracy_cost.csv): DEFAULT admits none, fp16 and int8, 0.5 points also nf4. 1 point
-    also admits nf2 with SGD, and 2.5 with Adam.
+    In points, by today's table (accuracy_cost.csv): DEFAULT admits none, fp16 and int8; 0.5 points also nf4 with SGD
+    and Adam, 1 point with others; 1 point also nf2 with SGD, 2.5 points with Adam, 3 points with others.
     """
 
     kind: Literal["points", "error"]

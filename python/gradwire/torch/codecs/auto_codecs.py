@@ -68,12 +68,14 @@ def controller_of(
 
 
 def _family(optimizer: torch.optim.Optimizer | None) -> Optimizer | None:
-    """Returns which of the optimizers that were measured this one is like; None: neither, or not known."""
+    """Returns which of the optimizers that were measured this one is like; None: none of them, or not known."""
     if optimizer is None:
         return None
     if is_like_adam(optimizer):
         return "adam"
-    return "sgd" if isinstance(optimizer, torch.optim.SGD) else None
+    if isinstance(optimizer, torch.optim.SGD):
+        return "sgd"
+    return "muon" if type(optimizer).__name__ == "Muon" else None  # torch's, or that of its author
 
 
 def _placement(store: KVStore, values: settings.Settings) -> Placement:
