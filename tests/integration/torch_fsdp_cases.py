@@ -58,6 +58,70 @@ def require_torchs(make: Callable[[], nn.Module], run: Callable[[nn.Module], tor
         torch.testing.assert_close(ours, theirs, rtol=0.02, atol=0.02 * float(theirs.abs().max()))
 
 
+COUNTED = ("bytes_raw", "bytes_encoded", "codec_seconds", "exposed_seconds")
+
+
+def counted(compressed: Any, run: Callable[[], object]) -> dict[str, float]:
+    """How much run() adds to these."""
+    before = compressed.stats(residuals=False)
+    run()
+    after = compressed.stats(residuals=False)
+    return {name: after[name] - before[name] for name in COUNTED}
+
+
+@case
+def what_sums_do_is_counted() -> None:
+    """The first case, so residuals are of this model alone. Shards are of 32 elements: one block each."""
+    model = Product(torch.linspace(0, 1, 64))
+    fully_shard(model)
+    compressed = gw.torch.compress_reduce_scatter(model, codec="int8:block=32")
+    assert compressed.stats()["ratio"] is None
+    x = torch.linspace(0.1, 0.7, 64) * (1 + dist.get_rank())
+    codec = gw.compress.make("int8:block=32")
+    payload_bytes = len(codec.encode(np.ones(32, np.float32)))
+    for step in range(2):
+        done = counted(compressed, lambda: model(x).backward())
+        assert (done["bytes_raw"], done["bytes_encoded"]) == (4 * 64, 2 * payload_bytes), step
+        assert done["codec_seconds"] > 0
+        assert done["exposed_seconds"] > 0
+    stats, left = compressed.stats(), compressed.state_dict()["modules"][""]["residuals"]
+    assert stats["ratio"] == stats["bytes_raw"] / stats["bytes_encoded"] == 128 / payload_bytes
+    np.testing.assert_allclose(stats["residual_norm"], left.double().norm().item(), rtol=1e-12)
+    assert stats["residual_norm"] > 0
+    assert compressed.stats(residuals=False)["residual_norm"] is None
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)
+        model(x * float("nan")).backward()
+    assert compressed.stats()["residual_norm"] == stats["residual_norm"]  # as before
+
+
+@case
+def outside_a_backward_residuals_are_read_at_once() -> None:
+    """As after the last stage of a pipeline, before the next step begins."""
+    model = Product(torch.ones(64))
+    fully_shard(model)
+    compressed = gw.torch.compress_reduce_scatter(model, codec="int8:block=32")
+    (scatter,) = compressed._scatters.values()
+    given = torch.linspace(0.1, 0.7, 64) * (1 + dist.get_rank())
+    scatter(torch.zeros(32), given, dist.group.WORLD, dist.ReduceOp.SUM)
+    squares = scatter.residual_squares()
+    left = compressed.state_dict()["modules"][""]["residuals"]
+    np.testing.assert_allclose(squares, left.double().square().sum().item(), rtol=1e-12)
+    assert squares > 0
+    assert scatter.residual_squares() == squares
+
+
+@case
+def without_a_codec_bytes_are_those_of_the_dtype() -> None:
+    for dtype in (torch.float32, torch.bfloat16, torch.float64):
+        model = Product(torch.ones(64, dtype=dtype))
+        fully_shard(model)
+        compressed = gw.torch.compress_reduce_scatter(model, codec="none")
+        done = counted(compressed, model(torch.ones(64, dtype=dtype)).backward)
+        assert done["bytes_raw"] == done["bytes_encoded"] == 64 * dtype.itemsize
+        assert done["codec_seconds"] == 0
+
+
 @case
 def complex_gradients_keep_their_imaginary_parts() -> None:
     factor = 1 + 1j * (1 + dist.get_rank())
@@ -638,7 +702,7 @@ def what_is_wrong_with_a_call_is_said() -> None:
     with pytest.raises(ValueError, match="is compressed already; call it once for a model"):
         gw.torch.compress_reduce_scatter(model, codec="int8")
     fully_shard(model)
-    with pytest.warns(UserWarning, match="FSDP module '' was made after the call, so its gradients are not"):
+    with pytest.warns(UserWarning, match="was called on the model itself after compress_reduce_scatter"):
         model(torch.ones(1, 4)).sum().backward()
     for compress in (gw.torch.compress_reduce_scatter, gw.torch.compress_all_gather):
         for wrong in (None, [model]):

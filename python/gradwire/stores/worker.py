@@ -16,6 +16,7 @@ from gradwire.settings import definitions as settings
 from gradwire.settings.units import format_bytes
 from gradwire.stores import codec_override, connect, run_meter, uncaught_error
 from gradwire.stores.backend import AbstractKVStore
+from gradwire.stores.encoded_outside import EncodedOutside
 from gradwire.stores.log import Log
 from gradwire.timeline.recorder import Recorder
 
@@ -102,7 +103,8 @@ class Worker(AbstractKVStore):
         self.since = engine.generation
         self.collectives = Collectives(engine)  # all_reduce, all_gather, ...: exact, of any arrays
         self.decisions: list[dict[str, Any]] = []  # of compression="auto", for stats()
-        self.waited_seconds = 0.0  # in wait_until()
+        self.encoded_outside = EncodedOutside()  # of front ends that do not encode by the engine
+        self.waited_seconds = 0.0  # in wait_until(), and of front ends that wait for their own sums
         self.meters: list[Any] = []  # of gradwire.metrics; close() stops them
         traced = values.timeline is not None and not (self._is_local and values.is_in_a_job)
         self._recorder = Recorder(engine, kind, str(values.timeline)) if traced else None
@@ -164,7 +166,7 @@ class Worker(AbstractKVStore):
 
         | key | value |
         |---|---|
-        | bytes_raw | bytes that were pushed, as float32 |
+        | bytes_raw | bytes of gradients that were given to sums, as float32 |
         | bytes_encoded | bytes of the payloads, of rows with their ids |
         | ratio | bytes_raw / bytes_encoded; None without payloads |
         | residual_norm | Euclidean norm of this worker's residuals; None while a round is in progress |
@@ -185,6 +187,11 @@ class Worker(AbstractKVStore):
         encoded of the host's sum, and 0 on the other workers. So ratio is the leader's own gradients over the host's
         payloads, and None on the others.
 
+        FSDP2's reduce-scatter (gradwire.torch.compress_reduce_scatter) counts too. Its bytes_raw and bytes_encoded
+        include the padding of shards, and this rank's own shard. With codec "none" both are the bytes of the gradients
+        in their own dtype. Its residual_norm is that of the last backward() that has ended. Its codec_seconds are those
+        of the CPU; encoding on a GPU is not counted. Its share_sent is not measured.
+
         Args:
             servers: also ask the servers, and wait for them. Adds waited_for: by rank, how often that worker's push
                 completed a partition's round (with hierarchy=host of the leaders; 0 where a library sums);
@@ -203,7 +210,7 @@ class Worker(AbstractKVStore):
             asked["waited_for"] = waited_for
             asked["bytes_mirrored"] = self.engine.mirrored_bytes()
             asked["slowest_rank"] = waited_for.index(max(waited_for)) if any(waited_for) else None
-        return asked | {
+        found = {
             "bytes_raw": raw,
             "bytes_encoded": encoded,
             "ratio": raw / encoded if encoded else None,
@@ -219,6 +226,7 @@ class Worker(AbstractKVStore):
             "replaced_servers": self.engine.replaced_servers(),
             "faults": self.engine.faults(),
         }
+        return asked | found | self.encoded_outside.stats_beside(found)
 
     @contextlib.contextmanager
     def timeline(self, folder: str) -> Iterator[None]:
@@ -329,7 +337,7 @@ class Worker(AbstractKVStore):
         if self.rank != 0 or self.num_workers == 1 or uncaught_error.ended_the_script():
             return
         with contextlib.suppress(RuntimeError):  # this process is a fork of the one that opened the store
-            raw, encoded = self.engine.pushed()
+            raw, encoded = map(sum, zip(self.engine.pushed(), self.encoded_outside.bytes, strict=True))
             if raw > _SHOWN_RATIO * encoded > 0:
                 sizes = f"{format_bytes(raw)} of gradients were sent as {format_bytes(encoded)}"
                 text = f"compressed: {sizes}, {raw / encoded:.1f} times less"

@@ -43,7 +43,7 @@ from gradwire.torch.ddp.hook_checkpoint import ScattersPart
 from gradwire.torch.distributed_checkpoint import by_rank, is_for_distributed_checkpoint, of_rank
 from gradwire.torch.exchange_options import enabled_scaler
 from gradwire.torch.process_group import require_alike, store_of
-from gradwire.torch.sharded.layout import finder, parameter_groups, sharded_modules
+from gradwire.torch.sharded.layout import finder, in_words, parameter_groups, sharded_modules
 from gradwire.torch.sharded.scatter import CompressedReduceScatter
 from gradwire.torch.sharded.scattering_backward import ScatteringBackward
 
@@ -66,14 +66,16 @@ def compress_reduce_scatter(
 
     Args:
         model: the module that fully_shard() was called on, with its parts.
-        codec: as `compression` of DistributedOptimizer; GRADWIRE_COMPRESSION overrides it. A reply has no effect: each
-            shard has one owner, which keeps the exact sum of what it received. All codecs but "none" work in float32,
-            with complex numbers as pairs. With Adam and AdamW use "int8": 2bit and 1bit lose accuracy with them.
+        codec: as `compression` of DistributedOptimizer, except "auto". GRADWIRE_COMPRESSION overrides it. A reply has
+            no effect: each shard has one owner, which keeps the exact sum of what it received. All codecs but "none"
+            work in float32, with complex numbers as pairs. With Adam and AdamW use "int8": 2bit and 1bit lose accuracy
+            with them.
         process_group: the process group over which the model is sharded. Default: torch's default group.
         grad_scaler: the torch.amp.GradScaler that scales the loss. Gradients are sent without its scale, so that
             residuals keep their meaning when the scale changes. Default: None.
 
-    Returns: an object with the state that checkpoints of this rank need: state_dict() and load_state_dict().
+    Returns: an object with what was saved, stats(), and with the state that checkpoints of this rank need: state_dict()
+        and load_state_dict().
 
     Raises:
         ValueError: no module of the model is an FSDP module, or they are compressed already; a bad codec; ranks differ;
@@ -122,8 +124,8 @@ def _warn_of_left_out(model: weakref.ref[torch.nn.Module]) -> None:
     modules = sharded_modules(_WHO, there).items() if (there := model()) is not None else []
     if left_out := [name for name, module in modules if not _is_compressed(module)]:
         warnings.warn(
-            f"{_WHO}: the FSDP module {left_out[0]!r} was made after the call, so its gradients are not compressed; "
-            "call it after all fully_shard()",
+            f"{_WHO}: fully_shard() was called on {in_words(left_out[0])} after compress_reduce_scatter(), so its "
+            "gradients are not compressed; call compress_reduce_scatter() after all fully_shard()",
             stacklevel=2,
         )
 
@@ -139,6 +141,15 @@ class ReduceScatters:
         """
         self._store = store
         self._scatters = scatters
+
+    def stats(self, servers: bool = False, *, residuals: bool = True) -> dict[str, Any]:
+        """Returns what this rank has exchanged so far, as KVStore.stats(), of everything that uses the same store.
+
+        Args:
+            servers: include what the servers report. Default: False.
+            residuals: include residual_norm, in one pass over the residuals. Default: True.
+        """
+        return self._store.stats(servers, residuals=residuals)
 
     def state_dict(self) -> dict[str, Any]:
         """Returns this rank's residuals and the agreed scales: tensors, text and numbers, by FSDP module.
@@ -223,7 +234,7 @@ class ReduceScatters:
         """Raises ValueError if a state has a module that is not in the model."""
         if unknown := sorted(state.get("modules", {}).keys() - self._scatters.keys()):
             raise ValueError(
-                f"gradwire.torch: the state has the FSDP module {unknown[0]!r}, expected of {sorted(self._scatters)}; "
+                f"gradwire.torch: the state has {in_words(unknown[0])}, expected of {sorted(self._scatters)}; "
                 "call fully_shard() on the parts that it was called on when the state was saved, or begin without"
             )
 

@@ -16,6 +16,11 @@ from torch.distributed.fsdp import FSDPModule
 from gradwire.torch.elements import real_shape
 
 
+def in_words(name: str) -> str:
+    """Returns what errors and warnings call an FSDP module. name: in the model; empty for the model."""
+    return f"the FSDP module {name!r}" if name else "the model itself"
+
+
 @dataclass(frozen=True)
 class Piece:
     """One parameter.

@@ -13,6 +13,8 @@ from typing import Any
 
 import torch
 
+from gradwire.torch.sharded.layout import in_words
+
 # Sums of these are divided by torch before and after they are made, and the latter before the mean is there.
 _LATE_DTYPES = (torch.float32, torch.bfloat16)
 
@@ -88,7 +90,7 @@ class ModuleShards:
         padded = [count * numbers for count in self._padded()]
         if sum(padded) != flat.numel():
             raise RuntimeError(
-                f"gradwire.torch: compress_all_reduce: the FSDP module {self._name!r} all-reduces "
+                f"gradwire.torch: compress_all_reduce: {in_words(self._name)} all-reduces "
                 f"{flat.numel()} numbers, and its trained parameters have {sum(padded)}; freeze parameters before the "
                 "first microbatch of a step; or, if some get no gradient and torch is older than 2.12, which cannot "
                 "count those as zeros, freeze them"

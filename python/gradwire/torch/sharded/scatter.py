@@ -8,6 +8,7 @@ module's state is that thread's while its sum is on its way, and else autograd's
 
 from __future__ import annotations
 
+import contextlib
 import math
 import warnings
 from collections.abc import Mapping, Sequence
@@ -25,10 +26,10 @@ from gradwire import compress
 from gradwire.gathered_sum import Met, noted, read, warn_of_kept_rest, warn_of_nan_sum
 from gradwire.kv import KVStore
 from gradwire.torch.elements import as_real, exchanged_dtype
-from gradwire.torch.sharded.layout import Layout, TrainedParameters, parameter_groups, read_layout
+from gradwire.torch.sharded.layout import Layout, TrainedParameters, in_words, parameter_groups, read_layout
 from gradwire.torch.sharded.module_shards import ModuleShards
 from gradwire.torch.sharded.scattering_backward import ScatteringBackward
-from gradwire.torch.sharded.shard_codec import ShardCodec, shard_codec
+from gradwire.torch.sharded.shard_codec import HostShards, ShardCodec, shard_codec
 
 _OTHER_OPS = (
     "expected SUM, AVG or PREMUL_SUM, which FSDP2 asks for; module.set_force_sum_reduction_for_comms(True) has it ask "
@@ -55,6 +56,15 @@ class _State:
         residuals = [residual.to(device, copy=True) for residual in self.residuals]
         scales = [None if one is None else one.to(device) for one in self.scales]
         return _State(residuals, scales, self.step, self.layout, self.parked)
+
+    def squares(self) -> float:
+        """The sum of the squares of all residuals, those that are parked included."""
+        norms = [
+            torch.stack([torch.linalg.vector_norm(each, dtype=torch.float64) for each in some])
+            for some in (self.residuals, list(self.parked.values()))
+            if some
+        ]
+        return sum(float(each.square().sum()) for each in norms)
 
     def by_parameter(self) -> dict[str, torch.Tensor]:
         """Residuals, those that are parked included."""
@@ -102,6 +112,7 @@ class CompressedReduceScatter(DefaultAllocMixin, ReduceScatter):
         self._kept: _State | None = None  # as of the last backward() that is over
         if self._codec.lossy:
             self._take_in_all()
+        store.encoded_outside.watch(self)
 
     def _take_in_all(self) -> None:
         """Has parameters that get no gradient take part, with zeros: what is left of them is told apart by place."""
@@ -169,6 +180,7 @@ class CompressedReduceScatter(DefaultAllocMixin, ReduceScatter):
     def _sum(self, shards: torch.Tensor, factor: float, loss_scale: float) -> torch.Tensor:
         """Returns the sum of this rank's shard, in rank order, each times the factor: float32, or float64 of such."""
         sent = self._with_leftovers(shards, loss_scale)
+        self._store.encoded_outside.count(sent.nbytes, sent.nbytes)
         received = self._store.collectives.all_to_all(list(sent.contiguous()))
         total = torch.zeros(shards.shape[1], dtype=exchanged_dtype(shards.dtype), device="cpu")
         for number, shard in enumerate(received):
@@ -200,14 +212,28 @@ class CompressedReduceScatter(DefaultAllocMixin, ReduceScatter):
         given = shards.to(torch.float32)
         if shards.dtype == torch.float64 and bool((given.isinf() & shards.isfinite()).any()):
             warnings.warn(
-                f"gradwire.torch: float64 gradients of the FSDP module {self._name!r} are beyond the largest float32, "
-                f"3.4e38, in which codec {self._spec} works, and count as infinite; use codec none for this model",
+                f"gradwire.torch: float64 gradients of {in_words(self._name)} are beyond the largest float32, 3.4e38, "
+                f"in which codec {self._spec} works, and count as infinite; use codec none for this model",
                 RuntimeWarning,
                 stacklevel=2,
             )
         if loss_scale != 1.0:
             given = given / loss_scale
         return self._reduce(coder, given) * loss_scale
+
+    def residual_squares(self) -> float:
+        """Returns the sum of the squares of what it has left, as of the last backward() that is over. On any thread:
+        the residuals of a state do not change once it is there.
+        """
+        state = self._state if self._backward.is_kept_at_once else self._kept
+        return 0.0 if state is None else state.squares()
+
+    def _timed(self, coder: ShardCodec) -> contextlib.AbstractContextManager[None]:
+        """Counts codec_seconds of the CPU. On a GPU nothing is counted, since the thread also waits for the gradients
+        there.
+        """
+        is_on_host = isinstance(coder, HostShards)
+        return self._store.encoded_outside.coding() if is_on_host else contextlib.nullcontext()
 
     def state(self) -> dict[str, Any] | None:
         """What it leaves for the next; None: nothing."""
@@ -275,14 +301,16 @@ class CompressedReduceScatter(DefaultAllocMixin, ReduceScatter):
         elements = shards.shape[1]
         state = self._next_state(elements, shards.device)
         # All owners hear of all shards, whose residuals are kept or taken back as one.
-        payloads, own = coder.encode(
-            shards,
-            state.residuals,
-            state.scales,
-            first_key=self._number * self._store.num_workers,
-            rank=self._store.rank,
-            step=state.step,
-        )
+        with self._timed(coder):
+            payloads, own = coder.encode(
+                shards,
+                state.residuals,
+                state.scales,
+                first_key=self._number * self._store.num_workers,
+                rank=self._store.rank,
+                step=state.step,
+            )
+        self._store.encoded_outside.count(4 * shards.numel(), sum(len(payload) for payload in payloads))
         received, met = read(
             self._store.collectives.all_to_all([noted(payload, own) for payload in payloads])
         )
@@ -299,7 +327,8 @@ class CompressedReduceScatter(DefaultAllocMixin, ReduceScatter):
             warn_of_kept_rest()
         self._state = state
         state.step += 1
-        total, mine = coder.total(received, elements)
+        with self._timed(coder):
+            total, mine = coder.total(received, elements)
         if mine is not None:
             agreed = self._store.collectives.all_gather(mine.numpy())
             state.scales = [torch.from_numpy(np.ascontiguousarray(each)).to(shards.device) for each in agreed]
@@ -359,7 +388,7 @@ def factor_of(op: Any, ranks: int) -> float:
 
 def _warn_of_lost_residuals(name: str) -> None:
     warnings.warn(
-        f"gradwire.torch: what the codec of the FSDP module {name!r} has not sent yet is dropped: its gradients are of "
+        f"gradwire.torch: what the codec of {in_words(name)} has not sent yet is dropped: its gradients are of "
         "other parameters than before, and this torch does not tell of which, since it has no "
         "set_reduce_scatter_unused_params()",
         RuntimeWarning,

@@ -2,12 +2,13 @@
 
 At most two sums are on their way, since each keeps the gradients of its module. The next one first waits for the older.
 
-Threading: on autograd's thread, but for veto().
+Threading: on autograd's thread, but for veto() and is_kept_at_once.
 """
 
 from __future__ import annotations
 
 import collections
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
@@ -109,14 +110,23 @@ class ScatteringBackward:
 
     @torch.no_grad()
     def _take_in_oldest(self) -> None:
+        began = time.perf_counter()
         with naming_ranks(self._store):
             total = self._sums[0].begun.result()
+        self._store.waited_seconds += time.perf_counter() - began
         done = self._sums.popleft()
         if total.is_cuda:  # made on another stream, whose memory it is
             total.record_stream(torch.cuda.current_stream(total.device))
         done.target.copy_(total.view_as(done.target))
         for shard, run in done.runs:
             shard.add(run)
+
+    @property
+    def is_kept_at_once(self) -> bool:
+        """Whether what a sum has left is what the next one begins with, though the end that keeps it is still to come:
+        outside a backward().
+        """
+        return self._is_outside and not self._vetoed
 
     def veto(self) -> None:
         """Takes back what all of them do in it."""
