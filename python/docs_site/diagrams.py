@@ -162,6 +162,8 @@ _LABELS: dict[str, tuple[float, float, str]] = {
     "int8": (0, -12, "middle"),
     "natural": (0, 24, "middle"),
     "int4": (4, -16, "middle"),
+    "nf4": (11, -6, "start"),
+    "nf2": (-10, 0, "end"),
     "2bit": (-10, 5, "end"),
     "2bit:reply=2bit": (10, 5, "start"),
     "terngrad": (10, 5, "start"),
@@ -170,7 +172,7 @@ _LABELS: dict[str, tuple[float, float, str]] = {
     "topk": (12, 5, "start"),
     "powersgd:rank=4": (12, 5, "start"),
 }
-_STUDENT = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776}  # 95 %, two-sided, by the number of seeds
+_STUDENT = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776, 10: 2.262}  # 95 %, two-sided, by the number of seeds
 
 
 def trade() -> str:
@@ -199,7 +201,7 @@ def trade() -> str:
     draw.text(
         left,
         bottom + 64,
-        "LeNet on Fashion-MNIST, 4 workers, 5 paired seeds, 95 % intervals.",
+        "LeNet on Fashion-MNIST, 4 workers, 5 or 10 paired seeds, 95 % intervals.",
         "soft",
         "start",
     )
