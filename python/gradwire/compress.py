@@ -150,7 +150,7 @@ class Compression:
         if name == "auto":
             raise ValueError(
                 "gradient compression: 'auto' chooses while a model trains: give it to gradwire.torch's "
-                "DistributedOptimizer or HookState, and a codec's name here"
+                "DistributedOptimizer, HookState or compress_all_reduce(), and a codec's name here"
             )
         wanted = parameters.pop("reply", None)
         weights = _core.canonical_weights(str(parameters.pop("weights", "fp32")))

@@ -34,8 +34,7 @@ def help_of(command: str) -> str:
         ("plan", f"until it has taken {step_profile.STEPS} steps of its optimizer"),
         ("plan", f"over {format_rate(planner.BANDWIDTHS[0])} to {format_rate(planner.BANDWIDTHS[-1])}"),
         ("plan", f"over {planner.WORKERS[0]} to {planner.WORKERS[-1]} workers"),
-        ("plan", f"Default: {', '.join(planner.CODECS)}; for an optimizer like Adam"),
-        ("plan", f"Adam {', '.join(planner.CODECS_FOR_ADAM)}."),
+        ("plan", f"Default: {', '.join(planner.CODECS)}; for an optimizer like Adam all but 2bit"),
         ("tune", f"runs {step_times.WARM_UP} steps that do not count"),
         ("tune", f"{search.FEWEST_TRIALS} or more"),
         (

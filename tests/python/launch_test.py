@@ -395,7 +395,7 @@ def test_a_python_whose_environment_is_not_active_is_named(
     for name in ("python", "python3.11", Path(sys.executable).name):
         with pytest.raises(FileNotFoundError, match=f"run: {name} is not a program: expected .*{own}"):
             run_job([name, "train.py"], 1, 0)
-    for other in ("no-such-program", str(folder / "python")):
+    for other in ("no-such-program", str(folder / "no-such-program")):
         with pytest.raises(FileNotFoundError, match=r"or a program on PATH$"):
             run_job([other], 1, 0)
 

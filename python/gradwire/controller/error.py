@@ -1,15 +1,14 @@
 """How wrong would a step's mean be? Every candidate on the job's real gradients, with its error feedback.
 
-A few hundred to a few thousand elements of each tensor stand for all of it. Workers' residuals, the server's, the reply
-and the thresholds that 2bit agrees on are as in a job; the relative error is that of experiments/codec_accuracy:
-||received - mean|| / ||mean||, of a step.
+A few hundred to a few thousand elements of each tensor stand for all of it. Workers' residuals, the server's and the
+reply are as in a job; the relative error is that of experiments/codec_accuracy: ||received - mean|| / ||mean||, of a
+step.
 """
 
 from __future__ import annotations
 
 import statistics
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -49,17 +48,16 @@ class SimulatedMean:
         self._residuals = [np.zeros(elements, np.float32) for _ in range(workers)]
         answers_in_itself = compression.reply == self._codec.name
         self._reply_residual = np.zeros(elements, np.float32) if answers_in_itself else None
-        self._scales: Any = None
 
     def mean(self, given: Sequence[Floats], step: int) -> Floats:
         """Returns the mean that workers get of what they have given."""
         elements = given[0].size
         payloads = [
-            self._codec.encode(own, residual=kept, scales=self._scales, key=self._key, rank=rank, step=step)
+            self._codec.encode(own, residual=kept, key=self._key, rank=rank, step=step)
             for rank, (own, kept) in enumerate(zip(given, self._residuals, strict=True))
         ]
         reply = self._codec.encode_reply(payloads, elements, reply=self._reply, residual=self._reply_residual)
-        total, self._scales = self._codec.decode_reply(reply, len(given), elements, reply=self._reply)
+        total, _ = self._codec.decode_reply(reply, len(given), elements, reply=self._reply)
         total *= np.float32(1 / len(given))
         return np.asarray(total)
 

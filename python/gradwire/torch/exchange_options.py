@@ -192,8 +192,8 @@ def enabled_scaler(given: Any) -> Any:
 
 def warn_of_nonfinite(what_then: OnNonfinite) -> None:
     warnings.warn(
-        "gradwire.torch: on some rank a gradient held a NaN or an infinity, or a value beyond its codec's format "
-        "(fp16: 65504); "
+        "gradwire.torch: a worker's gradient held a NaN or an infinity, or a value beyond its codec's format (fp16: "
+        "65504); "
         + (
             "no rank takes this step"
             if what_then == "skip_step"
