@@ -33,12 +33,8 @@ WORKERS = 2
 _RISE = 20  # steps
 _BETA2, _EPSILON, _DECAY = 0.999, 1e-8, 0.01
 _CURVE = 40  # steps in a point of the curve
-_OUTER = (
-    "character.",
-    "place",
-    "patches.",
-    "logits.",
-)  # so begin the names of tensors that are no hidden layer's
+# So begin the names of tensors that are no hidden layer's.
+_OUTER = ("character.", "place", "patches.", "logits.")
 
 
 @dataclass(frozen=True)

@@ -81,14 +81,10 @@ def test_other_doors_say_where_auto_is_to_be_had() -> None:
 # ---- what a budget admits ------------------------------------------------------------------------------------
 
 
-def cost(codec: str, most: float, error: float) -> accuracy.Cost:
-    return accuracy.Cost(codec, most, error, seeds=5)
-
-
 TABLE = {
-    "fp16": cost("fp16", 0.0, 0.0004),
-    "int8": cost("int8", 0.2, 0.02),
-    "nf2": cost("nf2", 0.6, 1.2),
+    "fp16": accuracy.Cost(0.0, 0.0004),
+    "int8": accuracy.Cost(0.2, 0.02),
+    "nf2": accuracy.Cost(0.6, 1.2),
 }
 UNKNOWN = "its accuracy was not measured"
 ERRORS = {"none": 0.0, "fp16": 0.0004, "int8": 0.02, "nf4": 0.3, "nf2": 1.0}

@@ -34,10 +34,8 @@ class Cost:
         relative_error: of a step's mean in those runs; the worst of the layers.
     """
 
-    codec: str
     points_at_most: float
     relative_error: float
-    seeds: int
 
 
 def load(optimizer: Optimizer | None, file: Path | None = None) -> dict[str, Cost]:
@@ -55,8 +53,8 @@ def load(optimizer: Optimizer | None, file: Path | None = None) -> dict[str, Cos
     try:
         found: dict[str, dict[str, Cost]] = {known: {} for known in _OPTIMIZERS}
         for row in csv.DictReader(where.read_text(encoding="utf-8").splitlines()):
-            of = float(row["points_at_most"]), float(row["relative_error"]), int(row["seeds"])
-            found[row["optimizer"]][row["codec"]] = Cost(row["codec"], *of)
+            cost = Cost(float(row["points_at_most"]), float(row["relative_error"]))
+            found[row["optimizer"]][row["codec"]] = cost
     except (KeyError, TypeError, ValueError) as error:
         raise ValueError(
             f"controller: {where} is no table of what codecs cost ({type(error).__name__}: {error}): make it with "
@@ -71,10 +69,8 @@ def load(optimizer: Optimizer | None, file: Path | None = None) -> dict[str, Cos
 def _worst(costs: Sequence[Cost]) -> Cost:
     """Of one candidate, with several optimizers."""
     return Cost(
-        costs[0].codec,
         max(cost.points_at_most for cost in costs),
         min(cost.relative_error for cost in costs),
-        min(cost.seeds for cost in costs),
     )
 
 

@@ -99,7 +99,7 @@ class HookState:
                 gradient of each bucket holds a NaN, so that a GradScaler skips the step; without a GradScaler, the
                 script must check for it. Default: "warn".
             budget: what codec="auto" may cost, as for DistributedOptimizer. The hook knows no optimizer, so of a budget
-                in points each codec takes what it costs with SGD or with Adam, whichever is more. Default: "0.3
+                in points each codec takes what it costs with the optimizer with which it costs most. Default: "0.3
                 points".
             row_column_scales: True: codecs see each matrix of gradients with the scale of its rows and columns taken
                 out, as for DistributedOptimizer. With Adam and AdamW, 2bit loses less accuracy so. Default: False.
