@@ -14,6 +14,8 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+from gradwire.report.paired_statistics import t_quantile
+
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / "python")]
 
@@ -172,7 +174,6 @@ _LABELS: dict[str, tuple[float, float, str]] = {
     "topk": (12, 5, "start"),
     "powersgd:rank=4": (12, 5, "start"),
 }
-_STUDENT = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776, 10: 2.262}  # 95 %, two-sided, by the number of seeds
 
 
 def trade() -> str:
@@ -208,7 +209,7 @@ def trade() -> str:
     for arm, (dx, dy, anchor) in _LABELS.items():
         pairs = [100 * (score - scores["none"][seed]) for seed, score in scores[arm].items()]
         mean = statistics.fmean(pairs)
-        reach = _STUDENT[len(pairs)] * statistics.stdev(pairs) / math.sqrt(len(pairs))
+        reach = t_quantile(len(pairs) - 1, 0.95) * statistics.stdev(pairs) / math.sqrt(len(pairs))
         x, y = across(64 * sent[arm] / sent["none"]), down(mean)
         tone: Tone = "one" if mean + reach >= 0 else "two"
         if reach:
