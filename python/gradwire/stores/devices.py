@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Hashable, Sequence
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from gradwire import compress
+from gradwire.stores import codec_stats
 from gradwire.stores.nonfinite import NonfiniteSums, is_sent
 
 
@@ -124,18 +124,15 @@ class DeviceSum:
             engine: the engine's.
             residuals: whether residual_norm and share_sent are asked for.
         """
-        raw = engine["bytes_raw"] + self._bytes_raw - self._bytes_summed
         # The engine may not have sent the last sums yet, which are not counted in either case.
-        encoded = self._bytes_encoded + max(0, engine["bytes_encoded"] - self._bytes_summed)
-        of_engine = engine["residual_norm"]
-        kept = 0.0 if of_engine is None else sum(map(_squares, list(self._residuals.values())))
-        found = {
-            "bytes_raw": raw,
-            "bytes_encoded": encoded,
-            "ratio": raw / encoded if encoded else None,
-            "residual_norm": None if of_engine is None else math.sqrt(of_engine**2 + kept),
-            "codec_seconds": engine["codec_seconds"] + self._codec_seconds,
-        }
+        of_sums = min(self._bytes_summed, engine["bytes_encoded"])
+        found = codec_stats.with_others(
+            engine,
+            self._bytes_raw - self._bytes_summed,
+            self._bytes_encoded - of_sums,
+            lambda: sum(map(_squares, list(self._residuals.values()))),
+            self._codec_seconds,
+        )
         if residuals and self._shares and self._codec.lossy:
             shares = list(self._shares.values())
             given = sum(one for one, _ in shares)

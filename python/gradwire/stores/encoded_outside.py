@@ -8,12 +8,13 @@ Threading: one thread at a time counts, that of the store's collectives. Any thr
 
 from __future__ import annotations
 
-import math
 import time
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Protocol
+
+from gradwire.stores import codec_stats
 
 
 class HoldsResiduals(Protocol):
@@ -62,16 +63,7 @@ class EncodedOutside:
         Args:
             engine: the engine's. If its residual_norm is None, no residual is read here.
         """
-        raw, encoded = self._bytes
-        raw, encoded = engine["bytes_raw"] + raw, engine["bytes_encoded"] + encoded
-        of_engine = engine["residual_norm"]
-        return {
-            "bytes_raw": raw,
-            "bytes_encoded": encoded,
-            "ratio": raw / encoded if encoded else None,
-            "residual_norm": None if of_engine is None else math.sqrt(of_engine**2 + self._squares()),
-            "codec_seconds": engine["codec_seconds"] + self._codec_seconds,
-        }
+        return codec_stats.with_others(engine, *self._bytes, self._squares, self._codec_seconds)
 
     def _squares(self) -> float:
         there = [holder for each in self._holders if (holder := each()) is not None]

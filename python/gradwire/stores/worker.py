@@ -213,7 +213,6 @@ class Worker(AbstractKVStore):
         found = {
             "bytes_raw": raw,
             "bytes_encoded": encoded,
-            "ratio": raw / encoded if encoded else None,
             "residual_norm": self.engine.residual_norm() if residuals else None,
             "share_sent": self.engine.share_sent() if residuals else None,
             "bytes_sent": counters["bytes_sent"],
