@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from arms import BASE, LONG, MUON, PAIRED, TASKS, WITH_MUON, muon_arm
+from arms import BASE, LONG, MUON, PAIRED, RATES, TASKS, TUNED, WITH_MUON, muon_arm, tuned_arm
 from gradwire.report.paired_statistics import paired_difference
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
@@ -36,7 +37,7 @@ def table(rows: Sequence[Row], task: str) -> str:
 
     With two seeds or more they have Student's 95 % interval.
     """
-    own = [row for row in rows if row.task == task and "optimizer=" not in row.arm]
+    own = [row for row in rows if row.task == task and not re.search(";(optimizer|lr)=", row.arm)]
     lines = []
     for arm in dict.fromkeys(row.arm for row in own):
         losses = [row.loss for row in own if row.arm == arm]
@@ -53,37 +54,65 @@ def table(rows: Sequence[Row], task: str) -> str:
         bits = next(row.bits for row in own if row.arm == arm)
         counted = f"{bits:.2f}" if bits == bits else "by shape"
         percent = "" if arm == BASE else f"{100 * share:+.2f}"
-        lines.append(
-            (difference, f"| `{arm}` | {counted} | {mean:.4f} | {text} | {percent} | {len(losses)} |")
-        )
-    head = f"| {' | '.join(_TITLES)} |\n|{'---|' * len(_TITLES)}\n"
-    return head + "\n".join(line for _, line in sorted(lines))
+        cells = [f"`{arm}`", counted, f"{mean:.4f}", text, percent, str(len(losses))]
+        lines.append((difference, cells))
+    return _table(_TITLES, [cells for _, cells in sorted(lines)])
 
 
 def answer(rows: Sequence[Row]) -> str:
     """Returns a table of the arms that have several seeds: by task, their difference to none in per cent."""
-    lines = [_line("", [f"`{task}`" for task in TASKS]), "|---" * (len(TASKS) + 1) + "|"]
-    for arm in PAIRED[1:]:
-        lines.append(_line(f"`{arm}`", [_percent(*_paired(rows, task, arm)) for task in TASKS]))
-    return "\n".join(lines)
+    lines = [[f"`{arm}`", *(_percent(*_paired(rows, task, arm)) for task in TASKS)] for arm in PAIRED[1:]]
+    return _table(["", *(f"`{task}`" for task in TASKS)], lines)
 
 
 def muon(rows: Sequence[Row]) -> str:
     """Returns the same of the arms with Muon, behind none with Muon."""
-    lines = [_line("", [f"`{task}`" for task in MUON]), "|---" * (len(MUON) + 1) + "|"]
+    lines = []
     for codec in WITH_MUON:
-        cells = []
+        cells = [f"`{codec}`"]
         for task in MUON:
             losses, base = _paired(rows, task, muon_arm(codec, task), muon_arm(BASE, task))
             cells.append(
                 f"{sum(base) / len(base):.4f} nats" if codec == BASE and base else _percent(losses, base)
             )
-        lines.append(_line(f"`{codec}`", cells))
-    return "\n".join(lines)
+        lines.append(cells)
+    return _table(["", *(f"`{task}`" for task in MUON)], lines)
 
 
-def _line(head: str, cells: Sequence[str]) -> str:
-    return f"| {' | '.join([head, *cells])} |"
+def tuned(rows: Sequence[Row]) -> str:
+    """Returns a table of codecs with the best learning rate of each, behind none with the best of its own."""
+    lines = []
+    for codec in TUNED:
+        cells = [f"`{codec}`"]
+        for task in TASKS:
+            arm, base = (_best(rows, task, name) for name in (codec, BASE))
+            if arm is None or base is None:
+                cells.append("")
+                continue
+            losses = [row.loss for row in rows if (row.task, row.arm) == (task, arm)]
+            loss = f"{sum(losses) / len(losses):.4f} nats"
+            difference = loss if codec == BASE else _percent(*_paired(rows, task, arm, base))
+            cells.append(f"{difference}, {arm.partition('lr=')[2] or '1'}")
+        lines.append(cells)
+    return _table(["", *(f"`{task}`" for task in TASKS)], lines)
+
+
+def _best(rows: Sequence[Row], task: str, codec: str) -> str | None:
+    """Returns the arm of a codec whose learning rate ends lowest, over the seeds that all of its arms have."""
+    losses = {
+        arm: {row.seed: row.loss for row in rows if (row.task, row.arm) == (task, arm)}
+        for arm in (tuned_arm(codec, rate) for rate in RATES)
+    }
+    shared = set.intersection(*map(set, losses.values()))
+    if len(shared) < 2:
+        return None
+    return min(losses, key=lambda arm: sum(losses[arm][seed] for seed in shared))
+
+
+def _table(head: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
+    """Returns a table of Markdown."""
+    rows = [f"| {' | '.join(cells)} |" for cells in (head, *lines)]
+    return "\n".join([rows[0], f"|{'---|' * len(head)}", *rows[1:]])
 
 
 def _percent(losses: Sequence[float], base: Sequence[float]) -> str:
@@ -99,11 +128,8 @@ def curves(rows: Sequence[Row], task: str, arms: Sequence[str]) -> str:
     found = {row.arm: row.curve.split() for row in rows if row.task == task and row.seed == 0}
     shown = [arm for arm in arms if arm in found]
     points = len(found[shown[0]]) if shown else 0
-    head = "| arm | " + " | ".join(str(40 * (point + 1)) for point in range(points)) + " |\n"
-    head += "|---" * (points + 1) + "|\n"
-    return head + "\n".join(
-        f"| `{arm}` | " + " | ".join(f"{float(loss):.3f}" for loss in found[arm]) + " |" for arm in shown
-    )
+    lines = [[f"`{arm}`", *(f"{float(loss):.3f}" for loss in found[arm])] for arm in shown]
+    return _table(["arm", *(str(40 * (point + 1)) for point in range(points))], lines)
 
 
 def fill(rows: Sequence[Row], file: Path = README) -> None:
@@ -112,7 +138,7 @@ def fill(rows: Sequence[Row], file: Path = README) -> None:
     Raises: ValueError: the file lacks a mark.
     """
     sections = {name: table(rows, name) for name in (*TASKS, LONG)}
-    sections |= {"answer": answer(rows), "muon": muon(rows)}
+    sections |= {"answer": answer(rows), "muon": muon(rows), "tuned": tuned(rows)}
     shown = ("none", "int4", "nf4", "nf2", "2bit", "2bit;warm_up=40;first=int4", "2bit;whiten=rows+columns")
     sections["curves"] = curves(rows, "char_lm_micro", shown)
     for name, text in sections.items():
@@ -131,8 +157,8 @@ def errors_table(errors: Sequence[Error]) -> str:
         cells = [f"`{codec}`", f"{next(iter(own.values())).bits:.2f}"]
         for task in of_tasks:
             cells += [f"{own[task].vnmse:.3g}", f"{own[task].momentum:.3g}"] if task in own else ["", ""]
-        lines.append(f"| {' | '.join(cells)} |")
-    return f"| {' | '.join(head)} |\n|{'---|' * len(head)}\n" + "\n".join(lines)
+        lines.append(cells)
+    return _table(head, lines)
 
 
 def fill_errors(errors: Sequence[Error], file: Path) -> None:

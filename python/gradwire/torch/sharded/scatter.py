@@ -29,7 +29,7 @@ from gradwire.torch.elements import as_real, exchanged_dtype
 from gradwire.torch.sharded.layout import Layout, TrainedParameters, in_words, parameter_groups, read_layout
 from gradwire.torch.sharded.module_shards import ModuleShards
 from gradwire.torch.sharded.scattering_backward import ScatteringBackward
-from gradwire.torch.sharded.shard_codec import HostShards, ShardCodec, shard_codec
+from gradwire.torch.sharded.shard_codec import ShardCodec, shard_codec
 
 _OTHER_OPS = (
     "expected SUM, AVG or PREMUL_SUM, which FSDP2 asks for; module.set_force_sum_reduction_for_comms(True) has it ask "
@@ -232,8 +232,7 @@ class CompressedReduceScatter(DefaultAllocMixin, ReduceScatter):
         """Counts codec_seconds of the CPU. On a GPU nothing is counted, since the thread also waits for the gradients
         there.
         """
-        is_on_host = isinstance(coder, HostShards)
-        return self._store.encoded_outside.coding() if is_on_host else contextlib.nullcontext()
+        return self._store.encoded_outside.coding() if coder.is_on_host else contextlib.nullcontext()
 
     def state(self) -> dict[str, Any] | None:
         """What it leaves for the next; None: nothing."""

@@ -20,7 +20,13 @@ _ALIGNMENT = 8  # bytes, of payloads on a device
 
 
 class ShardCodec(Protocol):
-    """Encodes the shards of one reduce-scatter, and sums what other ranks sent of this rank's."""
+    """Encodes the shards of one reduce-scatter, and sums what other ranks sent of this rank's.
+
+    Attributes:
+        is_on_host: the thread that encodes does it itself.
+    """
+
+    is_on_host: bool
 
     def ready(self, shards: torch.Tensor) -> tuple[torch.Tensor, Callable[[], object]]:
         """Returns the shards where they are encoded, and what the thread that encodes has to call first. To be called
@@ -63,6 +69,8 @@ class ShardCodec(Protocol):
 
 class HostShards:
     """On the CPU, by the codec itself. Gradients of another device are copied."""
+
+    is_on_host = True
 
     def __init__(self, spec: str) -> None:
         self._spec = spec
@@ -144,6 +152,8 @@ class SideStream:
 
 class DeviceShards:
     """On one CUDA device, by the codec's twin: the bits of HostShards."""
+
+    is_on_host = False
 
     def __init__(self, spec: str, twin: Any, device: torch.device) -> None:
         """
