@@ -40,7 +40,7 @@ export CMAKE_CUDA_COMPILER_LAUNCHER := ccache
 # Tests start thousands of interpreters: each module is compiled once.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup packages venv build install demo demo-packages demo-venv demo-requirements demo-extension test soak wheel wheel-packages wheel-requirements dist gpu-kit docs docs-requirements sanitize lint tidy format structure clean
+.PHONY: help setup packages venv build install demo demo-packages demo-venv demo-requirements demo-extension test soak wheel wheel-packages wheel-requirements dist gpu-kit docs docs-requirements sanitize other-torch lint tidy format structure clean
 
 help:  ## this text
 	@echo 'gradwire: from a bare clone on Debian 12, as root or with sudo'
@@ -93,6 +93,9 @@ sanitize: packages venv  ## the C++ tests under ASan + UBSan, then under ThreadS
 	  $(PYTHON) tests/fuzz.py --replay --tree build/$$preset || failed=1; \
 	done; \
 	exit $$failed
+
+other-torch: build  ## the tests that concern PyTorch with other releases of it, such as TORCH="2.6.0 2.14.1" (gigabytes each)
+	@$(PYTHON) -m tests.other_torch $(TORCH)
 
 lint:  ## formatting, ruff and mypy, without changing a file
 	@clang-format --dry-run -Werror $(CPP_FILES)

@@ -24,6 +24,8 @@ _TRY_SECONDS = 20.0
 _CORRECT_IT = "correct or unset GRADWIRE_SERVER_PROGRAM, or install gradwire again"
 TESTED_TORCH = "2.13.0"
 """The version in requirements.txt, by which all tests are run."""
+OLDEST_TORCH, NEWEST_TORCH = "2.6", "2.14"
+"""By which the tests that concern PyTorch have been run (tests/other_torch.py)."""
 _OF_THE_LOADER = 127  # exit code of a program whose libraries are not found, or do not fit
 
 
@@ -58,10 +60,15 @@ class Finding:
         steps = [f"Correct or unset: {text.partition(' ')[0]}" for text in self.unknown]
         if "torch" in self.missing:
             steps.append("Install PyTorch, which gradwire.torch needs: pip install torch")
-        elif is_newer(installed := self.libraries.get("torch", ""), TESTED_TORCH):
+        elif is_newer(installed := self.libraries.get("torch", ""), NEWEST_TORCH):
             steps.append(
-                f"torch {installed} is newer than {TESTED_TORCH}, which gradwire is tested with. If something fails "
-                f"there: pip install torch=={TESTED_TORCH}"
+                f"torch {installed} is newer than {NEWEST_TORCH}, the newest that gradwire was tested with. If "
+                f"something fails there: pip install torch=={TESTED_TORCH}"
+            )
+        elif is_newer(OLDEST_TORCH, installed):
+            steps.append(
+                f"torch {installed} is older than {OLDEST_TORCH}, the oldest that gradwire was tested with: pip "
+                "install --upgrade torch"
             )
         steps += [
             "Start your training script on two workers: gradwire run -n 2 python train.py",
@@ -161,12 +168,11 @@ def examine() -> Finding:
 
 
 def is_newer(version: str, than: str) -> bool:
-    """Compares versions by their first two numbers; what has none is not newer."""
-
-    def minor(text: str) -> tuple[int, ...]:
-        return tuple(int(part) for part in text.split(".")[:2] if part.isdecimal())
-
-    return minor(version) > minor(than)
+    """Compares versions by their first two numbers; what has none is neither newer nor older."""
+    first, second = (
+        tuple(int(part) for part in text.split(".")[:2] if part.isdecimal()) for text in (version, than)
+    )
+    return bool(first and second) and first > second
 
 
 def core_fault(error: ImportError) -> str:

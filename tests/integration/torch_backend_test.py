@@ -7,12 +7,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from integration.torch_jobs import run_cases_by_torchrun, run_ranks_apart
+from integration.torch_jobs import needs_sharding, run_cases_by_torchrun, run_ranks_apart
 
 PROGRAM = Path(__file__).with_name("torch_backend_cases.py")
 DEATH = Path(__file__).with_name("torch_backend_death_worker.py")
 
 
+@needs_sharding
 @pytest.mark.parametrize(
     ("workers", "codec"), [(2, None), (4, None), (2, "2bit"), (2, "int8")], ids=lambda given: str(given)
 )

@@ -21,7 +21,7 @@ from torch import nn
 from torch._dynamo.utils import counters
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
-from torch_programs import Net, case, images, run_cases_in_a_group
+from torch_programs import Net, case, case_from, images, run_cases_in_a_group
 
 STATES: list[gw.torch.HookState] = []  # of the case that runs
 
@@ -293,7 +293,7 @@ def a_nan_is_told() -> None:
     assert any("a worker's gradient held a NaN" in str(w.message) for w in caught)
 
 
-@case
+@case_from("2.9")
 def fully_sharded() -> None:
     """Uncompressed: torch's own reduce-scatter, bit for bit. Compressed: it learns, and every shard has one value."""
 
@@ -322,7 +322,7 @@ def fully_sharded() -> None:
         assert losses[-1] < 0.5 * losses[0], (codec, losses)
 
 
-@case
+@case_from("2.9")
 def a_nan_reaches_every_shard() -> None:
     """On one rank it makes all shards NaN, with a warning, and the steps after it are as if it had not been."""
 
@@ -371,7 +371,7 @@ class Layers(nn.Module):
         return self.third(torch.relu(self.second(torch.relu(h))))
 
 
-@case
+@case_from("2.9")
 def a_step_with_a_nan_in_one_group_leaves_no_trace_in_the_others() -> None:
     """With a GradScaler and without: the bits of a run that has no such steps, and no scale."""
 
@@ -423,7 +423,7 @@ def through_a_file(state: Any) -> Any:
     return torch.load(io.BytesIO(written.getvalue()), weights_only=True)
 
 
-@case
+@case_from("2.9")
 def a_sharded_checkpoint_goes_on_bit_for_bit() -> None:
     """With residuals, agreed scales and the steps that random choices go by; it does not without them."""
 
@@ -450,7 +450,7 @@ def a_sharded_checkpoint_goes_on_bit_for_bit() -> None:
             assert all(torch.equal(a.to_local(), b.to_local()) for a, b in pairs) == is_whole, codec
 
 
-@case
+@case_from("2.9")
 def a_sharded_checkpoint_of_others_is_told() -> None:
     model = Layers()
     compressed = gw.torch.compress_reduce_scatter(model, codec="2bit")
@@ -475,7 +475,7 @@ def a_sharded_checkpoint_of_others_is_told() -> None:
     assert compressed.state_dict() == {}
 
 
-@case
+@case_from("2.9")
 def residuals_stay_with_their_parameters() -> None:
     """Of two branches used in turns, each has got in the end what it was due, of equal sizes or not."""
 
@@ -503,7 +503,7 @@ def residuals_stay_with_their_parameters() -> None:
         assert float(other.abs().max()) < 1e-20, wide
 
 
-@case
+@case_from("2.9")
 def residuals_that_nobody_can_place_are_dropped_with_a_warning() -> None:
     """Where torch leaves out what got no gradient, as before set_reduce_scatter_unused_params(), nobody knows what."""
 
@@ -601,7 +601,7 @@ def without_a_codec_the_hook_sends_what_the_codec_before_has_left() -> None:
         assert torch.equal(later.module.weight.grad, torch.full((4, 4), found))
 
 
-@case
+@case_from("2.9")
 def without_a_codec_shards_get_what_the_codec_before_has_left() -> None:
     def sharded(codec: str) -> tuple[nn.Module, Any]:
         model = fully_shard(Scaled())

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from integration.processes import Job
-from integration.torch_jobs import case_names, run_cases_by_torchrun, torchrun
+from integration.torch_jobs import case_names, needs_sharding, run_cases_by_torchrun, torchrun
 
 PROGRAM = Path(__file__).with_name("torch_ddp_cases.py")
 
@@ -44,6 +44,7 @@ def test_ctrl_c_in_a_backward_of_ddp_ends_the_job_though_the_script_catches_it(t
     assert "INTERNAL ASSERT FAILED" in ended.err, str(ended)  # DDP refuses the next forward()
 
 
+@needs_sharding
 def test_ctrl_c_in_a_reduce_scatter_ends_its_process_and_the_job(tmp_path: Path) -> None:
     with Job(tmp_path, {}) as job:
         ended = job.start(("run", 0), torchrun("torch_interrupted_worker.py", "fsdp")).ended(60)

@@ -26,7 +26,7 @@ import torch.distributed.checkpoint as dcp
 from oracle import row_column_scales
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
-from torch_programs import case, run_cases_in_a_group, warnings_of_adam
+from torch_programs import case, case_from, run_cases_in_a_group, warnings_of_adam
 
 STATES: list[gw.torch.HookState] = []  # of the case that runs
 BEFORE_THE_GROUP = gw.torch.HookState("none")  # as Lightning's DDPStrategy(ddp_comm_state=...) makes one
@@ -237,7 +237,7 @@ def ranks_that_have_joined_lose_nothing() -> None:
                     dist.broadcast(delivered, 1)  # whose model the others then get
 
 
-@case
+@case_from("2.9")
 def graphs_that_stay_the_same() -> None:
     """static_graph, and buckets that DDP leaves out since nothing in them is used (skip_all_reduce_unused_params)."""
     skips = {"find_unused_parameters": True, "skip_all_reduce_unused_params": True}
@@ -260,7 +260,7 @@ def graphs_that_stay_the_same() -> None:
                 state.close()
 
 
-@case
+@case_from("2.9")
 def layers_that_come_later() -> None:
     """Buckets that DDP leaves out until something in them is used come beside others that are known."""
     skips = {"find_unused_parameters": True, "skip_all_reduce_unused_params": True}
@@ -305,7 +305,7 @@ class FirstUnused(nn.Module):
         return self.used(x)
 
 
-@case
+@case_from("2.9")
 def a_last_bucket_that_never_comes() -> None:
     torch.manual_seed(3)
     model = FirstUnused()
@@ -398,9 +398,11 @@ def require_ddps_gradients(codec: str, model: nn.Module, factor: float = 0.7, **
     state.close()
 
 
-@case
+@case_from("2.9")
 def gradients_of_any_kind_are_ddps() -> None:
-    """Uncompressed to the bit, float64 in 64 bits; compressed in float32, real and imaginary parts alike."""
+    """Uncompressed to the bit, float64 in 64 bits; compressed in float32, real and imaginary parts alike. Gloo of
+    an older PyTorch sums no complex numbers.
+    """
     for name, model in kinds().items():
         for codec in ("none", "int8:block=32"):
             for as_view in (False, True):

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from integration.processes import clean_environment
-from integration.torch_jobs import torchrun
+from integration.torch_jobs import needs_sharding, torchrun
 
 PROGRAM = "torch_hook_checkpoint_worker.py"
 
@@ -26,6 +26,7 @@ def run(tmp_path: Path, workers: int, *arguments: str) -> str:
     return ended.stdout
 
 
+@needs_sharding
 @pytest.mark.parametrize(("kind", "shards"), [("ddp", 1), ("fsdp", 1), ("hsdp", 2)])
 def test_jobs_are_gone_on_from(kind: str, shards: int, tmp_path: Path) -> None:
     folder = tmp_path / "saved"

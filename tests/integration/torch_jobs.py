@@ -7,12 +7,24 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Mapping
+from importlib.metadata import version
 from pathlib import Path
 from types import MappingProxyType
 
+import pytest
 from gradwire.launch.supervisor import run_job
 from integration.processes import HERE, clean_environment
+from packaging.version import Version
 
+
+def has_torch(release: str) -> bool:
+    """Whether the PyTorch that is installed is of this release, such as "2.9", or of a later one."""
+    return Version(version("torch")) >= Version(release)
+
+
+needs_sharding = pytest.mark.skipif(
+    not has_torch("2.9"), reason="FSDP2 takes the collectives of others since PyTorch 2.9"
+)
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
 
 
@@ -22,11 +34,22 @@ def torchrun(program: str, *arguments: str, workers: int = 2) -> list[str]:
 
 
 def case_names(program: Path) -> list[str]:
-    """What a program has marked with torch_programs.case, without importing torch."""
+    """What a program has marked with torch_programs.case, or with case_from() of a release that is there, without
+    importing torch.
+    """
     functions = [node for node in ast.parse(program.read_text()).body if isinstance(node, ast.FunctionDef)]
-    names = [f.name for f in functions if any(ast.unparse(d) == "case" for d in f.decorator_list)]
+    names = [f.name for f in functions if any(map(_is_case, f.decorator_list))]
     assert names, f"{program} has no cases"
     return names
+
+
+def _is_case(decorator: ast.expr) -> bool:
+    match decorator:
+        case ast.Name("case"):
+            return True
+        case ast.Call(ast.Name("case_from"), [ast.Constant(release)]):
+            return has_torch(str(release))
+    return False
 
 
 def run_cases_by_torchrun(

@@ -21,6 +21,20 @@ def case(function: Case) -> Case:
     return function
 
 
+def case_from(release: str) -> Callable[[Case], Case]:
+    """case, of what PyTorch has since this release. With an older one the program says that the case is left out, and
+    torch_jobs.case_names() does not name it.
+    """
+    if torch.__version__ >= release:
+        return case
+
+    def left_out(function: Case) -> Case:
+        say(f"{function.__name__} is left out: it needs PyTorch {release} or later")
+        return function
+
+    return left_out
+
+
 def say(line: str) -> None:
     """Writes a line whole: print() would write its end apart, and all ranks have one pipe."""
     os.write(1, f"{line}\n".encode())

@@ -26,7 +26,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils.parametrizations import weight_norm
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from torch.utils.checkpoint import checkpoint
-from torch_programs import case, run_cases_in_a_group
+from torch_programs import case, case_from, run_cases_in_a_group
 
 WORDS, WIDTH, MICROBATCHES = 32, 16, 2
 
@@ -192,7 +192,7 @@ def the_hook() -> None:
         require_torchs(ddp, make)
 
 
-@case
+@case_from("2.9")
 def the_hook_with_muon() -> None:
     require_torchs(ddp, muon)
 
@@ -203,14 +203,14 @@ def the_optimizers_wrapper() -> None:
         require_torchs(wrapper, make)
 
 
-@case
+@case_from("2.9")
 def sharded_models() -> None:
     for door in (fsdp, hsdp):
         for make in (adamw("fused"), adamw("foreach")):
             require_torchs(door, make)
 
 
-@case
+@case_from("2.9")
 def bfloat16_parameters_follow_torchs() -> None:
     """Means are made in float32 here, and rounded once."""
     for door in (ddp, wrapper, fsdp, hsdp):

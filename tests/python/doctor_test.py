@@ -152,14 +152,24 @@ def test_it_ends_with_what_to_do_next(monkeypatch: pytest.MonkeyPatch) -> None:
     assert step.startswith("Correct what is marked with !")
 
 
-def test_a_torch_newer_than_the_tested_one_is_told() -> None:
+def test_a_torch_that_no_test_has_seen_is_told() -> None:
     pinned = (ROOT / "requirements.txt").read_text(encoding="utf-8")
     assert f"torch=={doctor.TESTED_TORCH}\n" in pinned
     finding = doctor.examine()
-    assert not any("newer" in step for step in finding.next_steps)
-    for version, is_told in (("99.0.1+cu130", True), ("2.2.0", False), (doctor.TESTED_TORCH + "+cpu", False)):
+    for version, told in (
+        ("99.0.1+cu130", ["newer"]),
+        (doctor.NEWEST_TORCH + ".1", []),
+        (doctor.TESTED_TORCH + "+cpu", []),
+        (doctor.OLDEST_TORCH + ".0", []),
+        ("2.2.0", ["older"]),
+        ("unknown", []),
+    ):
         steps = replace(finding, libraries=finding.libraries | {"torch": version}).next_steps
-        assert any(f"torch {version} is newer than" in step for step in steps) == is_told
+        assert [
+            word for word in ("newer", "older") if any(f"is {word} than" in step for step in steps)
+        ] == told
+    extras = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    assert set(re.findall(r'"torch>=([^"]*)"', extras)) == {doctor.OLDEST_TORCH}
 
 
 def test_without_torch_the_next_step_is_to_install_it() -> None:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import importlib
 import math
+import sys
 
+import gradwire.torch
 import pytest
 import torch
 from gradwire.torch.sharded.layout import Layout, Piece, read_layout
+from torch.torch_version import TorchVersion
 
 SHAPES = ((7, 3), (1,), (5,), (8, 2, 2), (2, 9))
 
@@ -48,3 +52,13 @@ def test_a_layout_is_read_as_it_was_written() -> None:
     here = Layout(3, (*layout(3).pieces, Piece("w", (3, 6), 1)))
     assert read_layout(here.written()) == here
     assert here.elements == sum(math.prod((-(-s[0] // 3), *s[1:])) for s in SHAPES) + 6
+
+
+def test_an_older_torch_is_refused_with_the_release_that_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "__version__", TorchVersion("2.8.1+cpu"))
+    for name in [name for name in sys.modules if name.startswith("gradwire.torch.sharded")]:
+        monkeypatch.delitem(sys.modules, name)
+    with pytest.raises(ImportError, match=r"need PyTorch 2\.9 or later, and 2\.8\.1\+cpu is installed"):
+        importlib.import_module("gradwire.torch.sharded.fsdp")
+    with pytest.raises(ImportError, match="or use DistributedDataParallel"):
+        _ = gradwire.torch.compress_all_gather

@@ -18,6 +18,7 @@ import torch
 import torch.distributed as dist
 from gradwire.timeline.part import read_part
 from gradwire.torch.ddp import hook as ddp
+from integration.torch_jobs import needs_sharding
 from python.inproc_ranks import run_ranks
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
@@ -248,6 +249,7 @@ def test_one_rank_compresses_too_and_a_second_group_meets_the_store_at_hand(grou
     gw.torch.HookState(codec="none", process_group=dist.new_group([0]))
 
 
+@needs_sharding
 def test_a_model_that_is_not_sharded_is_refused(group: None) -> None:
     with pytest.raises(ValueError, match=r"call torch\.distributed\.fsdp\.fully_shard"):
         gw.torch.compress_reduce_scatter(nn.Linear(2, 2), codec="int8")

@@ -103,12 +103,10 @@ def _on_first_forward(model: torch.nn.Module) -> None:
     """Acts on a root that is about to run its first forward pass: all ranks are in it. Replicas' sums come before those
     of shards, whose ranks have faster links.
     """
-    if is_compressed(model):
-        return
     parameters = list(model.parameters())
     groups = [each for each in _distinct(_replica_groups(model) + _process_groups(model)) if each is not None]
     found = [(policy, group) for group in groups if (policy := policy_for(group, parameters)) is not None]
-    if not found:
+    if not found or is_compressed(model):
         return
     policy, group = found[0]
     if not any(group is each for each in (replicas_of(model), group_of(model))):
