@@ -22,6 +22,7 @@ FOLDER = Path(__file__).resolve().parents[2] / "experiments" / "adamw"
 NAMES = (
     "quantizers",
     "averagers",
+    "dynamiq",
     "recipes",
     "tasks",
     "adamw_simulation",
@@ -153,6 +154,44 @@ def test_levels_bring_everything_in_time(modules: dict[str, ModuleType]) -> None
         assert average.bits == 60 * 200 * 2 * (2 + 16 / 128)
     with pytest.raises(ValueError, match="expected count of 3, 4 or 8"):
         quantizers.Levels.parse("levels:count=5")
+
+
+def test_dynamiq_keeps_its_budget_and_spends_it_where_most_is(modules: dict[str, ModuleType]) -> None:
+    dynamiq = modules["dynamiq"]
+    given = np.random.default_rng(8).normal(size=(2, 8 * 256)).astype(np.float32)
+    given[:, 256:512] *= 100
+    given[:, 512:] *= np.float32(0.001)
+    average = dynamiq.DynamiQ(given.shape[1], 0, 2, budget=5.0)
+    average.mean(list(given), 0)
+    assert average.bits <= 2 * 5.0 * given.shape[1]
+    widths = average._widths((given.astype(float) ** 2).sum(0).reshape(-1, 256).sum(1))
+    assert widths[1] == widths[0] == 8
+    assert widths[2:].min() >= 2
+    # No other choice within the budget leaves less, by the error of a uniform quantizer.
+    squares = (given.astype(float) ** 2).sum(0).reshape(-1, 256).sum(1)
+    allowed = [pick for pick in itertools.product((2, 4, 8), repeat=8) if sum(pick) <= sum(widths)]
+    least = min((squares * 4.0 ** -np.array(pick)).sum() for pick in allowed)
+    assert (squares * 4.0**-widths).sum() == pytest.approx(least, rel=0.05)
+
+
+def test_dynamiq_draws_by_chance_between_the_nearest_levels(modules: dict[str, ModuleType]) -> None:
+    dynamiq = modules["dynamiq"]
+    random = np.random.default_rng(9)
+    values = random.normal(size=(4, 256))
+    values[3] = 0
+    for width in (2, 4, 8):
+        widths = np.full(4, width)
+        of_draws = [dynamiq.rounded(values, widths, random.random(values.shape)) for _ in range(400)]
+        spread = np.std(of_draws, axis=0)
+        assert_allclose(np.mean(of_draws, axis=0), values, atol=5 * spread.max() / 20 + 1e-12)  # no bias
+        assert len(np.unique(np.stack(of_draws)[:, 0, 0])) <= 2
+    error = {
+        bits: np.square(
+            dynamiq.DynamiQ(values.size, 0, 2, budget=bits).mean([values.ravel()] * 2, 0) - values.ravel()
+        )
+        for bits in (4.0, 5.0, 9.0)
+    }
+    assert error[4.0].sum() > error[5.0].sum() > 20 * error[9.0].sum()
 
 
 def test_turns_bring_everything(modules: dict[str, ModuleType]) -> None:

@@ -475,9 +475,11 @@ def a_sharded_checkpoint_of_others_is_told() -> None:
     assert compressed.state_dict() == {}
 
 
-@case_from("2.9")
+@case_from("2.13")
 def residuals_stay_with_their_parameters() -> None:
-    """Of two branches used in turns, each has got in the end what it was due, of equal sizes or not."""
+    """Of two branches used in turns, each has got in the end what it was due, of equal sizes or not. An older PyTorch
+    leaves out what got no gradient.
+    """
 
     class Branches(nn.Module):
         def __init__(self, wide: int) -> None:
@@ -503,7 +505,7 @@ def residuals_stay_with_their_parameters() -> None:
         assert float(other.abs().max()) < 1e-20, wide
 
 
-@case_from("2.9")
+@case_from("2.13")
 def residuals_that_nobody_can_place_are_dropped_with_a_warning() -> None:
     """Where torch leaves out what got no gradient, as before set_reduce_scatter_unused_params(), nobody knows what."""
 

@@ -20,7 +20,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.utils.checkpoint import checkpoint
-from torch_programs import case, run_cases_in_a_group, warnings_of_adam
+from torch_programs import case, case_from, run_cases_in_a_group, warnings_of_adam
 
 
 class Product(nn.Module):
@@ -480,7 +480,7 @@ def data(step: int) -> torch.Tensor:
     return torch.randn(5, 12, generator=torch.Generator().manual_seed(100 * step + dist.get_rank()))
 
 
-@case
+@case_from("2.13")
 def a_veto_ends_with_a_backward_that_raises() -> None:
     """All that later steps give is delivered in the end, though the step before met a NaN, and then raised an error."""
 
@@ -607,7 +607,7 @@ def a_nan_in_one_of_several_roots_restores_all() -> None:
             require_delivered(run, has_root=has_root)
 
 
-@case
+@case_from("2.13")
 def a_pipeline_reduces_after_its_backward_passes() -> None:
     """As torch.distributed.pipelining's stages do, which divide p.grad right afterwards."""
 

@@ -24,7 +24,7 @@ from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoi
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
-from torch_programs import case, run_cases_in_a_group, warnings_of_adam
+from torch_programs import case, case_from, run_cases_in_a_group, warnings_of_adam
 
 
 @functools.cache
@@ -150,7 +150,7 @@ def microbatches_are_summed_once_or_each_time() -> None:
         require_torchs(step)
 
 
-@case
+@case_from("2.13")
 def factors_and_forced_sums_are_torchs() -> None:
     for force, factor in ((True, None), (False, 2.0), (True, 3.0)):  # Gloo refuses (False, 3.0)
 
@@ -347,7 +347,7 @@ def fail(gradient: torch.Tensor) -> None:
     raise ArithmeticError("on purpose")
 
 
-@case
+@case_from("2.13")
 def a_backward_that_fails_on_all_ranks_is_over() -> None:
     for options in ({}, {"on_nonfinite": "skip_step"}, {"warm_up": [("fp16", 1)]}):
         model = shard(Net())
@@ -483,7 +483,7 @@ def a_run_goes_on_to_the_bit_from_its_state() -> None:
         compressed.load_state_dict({**saved, "place": [7, 8]})
 
 
-@case
+@case_from("2.13")
 def replicated_modules_are_summed() -> None:
     """torch's replicate(), which is FSDP2 without shards."""
 
