@@ -13,6 +13,10 @@ _LONGER = ("none", "bf16", "int8", "nf4", "nf2", "nf2;decay=0.7")
 # With Muon, whose steps may be so much longer than AdamW's.
 MUON = {"vit": 2, "char_lm_tiny": 4}
 WITH_MUON = ("none", "fp16", "int8", "nf4", "nf2", "2bit")
+# With several seeds: the task's learning rate, which is none's best, and others as multiples of it.
+TUNED = ("none", "int8", "nf4", "nf2", "2bit")
+RATES = (0.5, 1.0, 2.0)
+TUNED_TASKS = ("char_lm_micro", "vit", "char_lm_tiny")
 _SEEDS = 5
 # With one seed: what every codec does.
 _CODECS = (
@@ -37,6 +41,11 @@ def muon_arm(codec: str, task: str) -> str:
     return f"{codec};optimizer=muon;lr={MUON[task]}"
 
 
+def tuned_arm(codec: str, rate: float) -> str:
+    """Names the arm of a codec with a learning rate of its own."""
+    return codec if rate == 1 else f"{codec};lr={rate:g}"
+
+
 def planned(seeds: int | None = None) -> list[tuple[str, str, int]]:
     """Returns task, arm and seed of every run of the page, seed 0 of everything before seed 1 of anything.
 
@@ -48,4 +57,7 @@ def planned(seeds: int | None = None) -> list[tuple[str, str, int]]:
         runs += [(task, arm, seed) for task in TASKS for arm in (*PAIRED, *SHORTER)]
         runs += [(LONG, arm, seed) for arm in _LONGER if seed < _LONG_SEEDS]
         runs += [(task, muon_arm(codec, task), seed) for task in MUON for codec in WITH_MUON]
+        runs += [
+            (task, tuned_arm(codec, rate), seed) for task in TUNED_TASKS for codec in TUNED for rate in RATES
+        ]
     return list(dict.fromkeys(runs))

@@ -9,6 +9,8 @@ compressed tensors and steps from the 40th on, over the same sum of what is exac
 - vNMSE: of the mean, where codecs keep no residual. It is the measure of DynamiQ (2602.08923) and THC.
 - of the momentum: of a running mean with Adam's decay of 0.9, where they keep residuals, as in a training.
 
+`dynamiq:bits=5` is no codec of gradwire but an oracle of DynamiQ's algorithm, which keeps no residual (dynamiq.py).
+
 The third is for ../controller/accuracy_cost.py: the relative error of a step where codecs keep residuals, the median of
 these steps, of the tensor that is worst. compression="auto" measures the same in a job.
 """
@@ -31,7 +33,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 import page
 import tasks
 from adamw_simulation import WORKERS, Floats, train
-from averagers import OfCodec
+from averagers import Averager, OfCodec
+from dynamiq import DynamiQ
 from recipes import Recipe
 
 RESULTS = Path(__file__).with_name("mean_error.csv")
@@ -44,6 +47,7 @@ CODECS = (
         "natural",
         "int4",
         "int4:block=32",
+        "nf4:block=32",
         "nf4:block=64",
         "nf4",
         "nf4:block=256",
@@ -53,6 +57,7 @@ CODECS = (
         "nf2:block=256",
     ),
     *("2bit", "2bit:reply=2bit", "terngrad", "topk:ratio=0.1", "1bit"),
+    *("dynamiq:bits=4.5", "dynamiq:bits=5", "dynamiq:bits=8"),
 )
 TASKS = ("char_lm_tiny", "vit")
 _STEPS, _FIRST = 100, 40
@@ -75,8 +80,8 @@ class Error:
 class _Sums:
     """What one codec has done to one tensor."""
 
-    once: OfCodec
-    kept: OfCodec
+    once: Averager
+    kept: Averager
     exact: Floats  # running means
     momentum: Floats
     of_steps: list[float] = field(default_factory=list)
@@ -86,7 +91,7 @@ class _Sums:
 
     @classmethod
     def of(cls, codec: str, elements: int, key: int) -> _Sums:
-        once, kept = (OfCodec(codec, elements, key, WORKERS, feedback=feedback) for feedback in (False, True))
+        once, kept = (_averager(codec, elements, key, feedback=feedback) for feedback in (False, True))
         return cls(once, kept, np.zeros(elements, np.float32), np.zeros(elements, np.float32))
 
     def add(self, rows: Floats, step: int, counts: bool) -> None:
@@ -106,6 +111,13 @@ class _Sums:
             ("late", self.momentum - self.exact),
         ):
             self.squares[name] += float((values.astype(float) ** 2).sum())
+
+
+def _averager(codec: str, elements: int, key: int, *, feedback: bool) -> Averager:
+    name, _, bits = codec.partition(":bits=")
+    if name == "dynamiq":
+        return DynamiQ(elements, key, WORKERS, budget=float(bits))
+    return OfCodec(codec, elements, key, WORKERS, feedback=feedback)
 
 
 def measure(

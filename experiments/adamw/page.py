@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from arms import BASE, LONG, MUON, PAIRED, RATES, TASKS, TUNED, WITH_MUON, muon_arm, tuned_arm
+from arms import BASE, LONG, MUON, PAIRED, RATES, TASKS, TUNED, TUNED_TASKS, WITH_MUON, muon_arm, tuned_arm
 from gradwire.report.paired_statistics import paired_difference
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
@@ -84,7 +84,7 @@ def tuned(rows: Sequence[Row]) -> str:
     lines = []
     for codec in TUNED:
         cells = [f"`{codec}`"]
-        for task in TASKS:
+        for task in TUNED_TASKS:
             arm, base = (_best(rows, task, name) for name in (codec, BASE))
             if arm is None or base is None:
                 cells.append("")
@@ -94,7 +94,7 @@ def tuned(rows: Sequence[Row]) -> str:
             difference = loss if codec == BASE else _percent(*_paired(rows, task, arm, base))
             cells.append(f"{difference}, {arm.partition('lr=')[2] or '1'}")
         lines.append(cells)
-    return _table(["", *(f"`{task}`" for task in TASKS)], lines)
+    return _table(["", *(f"`{task}`" for task in TUNED_TASKS)], lines)
 
 
 def _best(rows: Sequence[Row], task: str, codec: str) -> str | None:

@@ -309,6 +309,28 @@ def test_the_page_has_every_run(modules: dict[str, ModuleType], tmp_path: Path) 
         page.fill(rows, copied)
 
 
+def test_each_codec_has_its_best_learning_rate(modules: dict[str, ModuleType]) -> None:
+    row, page = modules["run"].Row, modules["page"]
+    losses = {
+        "none;lr=0.5": 2.0,
+        "none": 1.0,
+        "none;lr=2": 3.0,
+        "nf2;lr=0.5": 1.1,
+        "nf2": 1.5,
+        "nf2;lr=2": 1.2,
+    }
+    rows = [
+        row("vit", arm, seed, loss + seed / 10, 0.5, 8.5, "3.0 2.0", "steps=80", 1.0)
+        for arm, loss in losses.items()
+        for seed in range(2)
+    ]
+    lines = {line.split("`")[1]: line for line in page.tuned(rows).splitlines()[2:]}
+    assert "| 1.0500 nats, 1 |" in lines["none"]
+    assert "| +9.52 [+9.52, +9.52], 0.5 |" in lines["nf2"]
+    assert "," not in lines["nf4"]  # no runs
+    assert "lr=" not in page.table(rows, "vit")
+
+
 def test_the_vision_transformer_sees_all_patches(modules: dict[str, ModuleType]) -> None:
     torch.manual_seed(0)
     model = modules["tasks"].VisionTransformer(32, 2, 2)
