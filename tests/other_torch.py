@@ -46,22 +46,16 @@ def environment(release: str, folder: Path) -> Path:
     python = folder / "bin" / "python"
     if not python.exists():
         venv.create(folder)
-        print(f"torch {release}: installing it in {folder}", flush=True)
-        pip = [
-            sys.executable,
-            "-m",
-            "pip",
-            "--python",
-            str(python),
-            "install",
-            "--quiet",
-            f"torch=={release}",
-        ]
-        subprocess.run(pip, check=True)
-    packages, scripts = sysconfig.get_path("purelib"), Path(sysconfig.get_path("scripts"))
     own = next((folder / "lib").glob("python*")) / "site-packages"
+    behind = own / "behind.pth"
+    behind.unlink(missing_ok=True)  # pip is not to take .venv's torch for this one's
+    if not (own / "torch").exists():
+        print(f"torch {release}: installing it in {folder}", flush=True)
+        pip = [sys.executable, "-m", "pip", "--python", str(python), "install", "--quiet"]
+        subprocess.run([*pip, f"torch=={release}"], check=True)
+    packages, scripts = sysconfig.get_path("purelib"), Path(sysconfig.get_path("scripts"))
     # Its .pth files, too, by which gradwire is found.
-    (own / "behind.pth").write_text(f"import site; site.addsitedir({packages!r})\n")
+    behind.write_text(f"import site; site.addsitedir({packages!r})\n")
     for script in scripts.glob("gradwire*"):
         place = folder / "bin" / script.name
         place.unlink(missing_ok=True)
