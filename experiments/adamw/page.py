@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -37,7 +36,8 @@ def table(rows: Sequence[Row], task: str) -> str:
 
     With two seeds or more they have Student's 95 % interval.
     """
-    own = [row for row in rows if row.task == task and not re.search(";(optimizer|lr)=", row.arm)]
+    others = {tuned_arm(codec, rate) for codec in TUNED for rate in RATES} - set(TUNED)
+    own = [row for row in rows if row.task == task and "optimizer=" not in row.arm and row.arm not in others]
     lines = []
     for arm in dict.fromkeys(row.arm for row in own):
         losses = [row.loss for row in own if row.arm == arm]
