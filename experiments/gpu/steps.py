@@ -29,6 +29,7 @@ LOSSY = ("2bit:threshold=0.5", "2bit:threshold=auto", "int8", "topk")
 """Codecs whose sums are ours in every store, so that their bits are equal. NCCL sums dense floats in its own order."""
 ARMS = ("ddp-gloo/none", "ddp-nccl/none", "hook/int8", "optimizer/int8", "optimizer/2bit")
 MORE_ARMS = ("ddp-gloo/fp16", "hook/none", "hook/2bit", "optimizer/none", "optimizer/2bit:threshold=0.001")
+MODEL_CODECS = ("none", "nf4", "nf2", "2bit")
 FIRST_PORT = 29_511
 SECONDS_FOR_NOTICE = 20.0
 """Within which a worker must get an error that names a killed one."""
@@ -418,6 +419,36 @@ def _bench_rows(name: str, ended: Ended) -> Iterator[Row]:
         yield Row(f"{name}, {r['system']}{codec}", cost, record=r)
 
 
+# 10. What codecs cost a language model.
+
+
+def language_model_rows(machine: Machine) -> Iterator[Row]:
+    codecs, words = MODEL_CODECS, "--size 124m --steps 300"
+    if machine.is_rehearsal:
+        codecs, words = MODEL_CODECS[:2], "--size tiny --steps 8"
+    base = None
+    for codec in codecs:
+        script = [
+            machine.python,
+            str(HERE / "language_model.py"),
+            "--device",
+            machine.device,
+            "--codec",
+            codec,
+        ]
+        ended = machine.run([*script, *words.split()])
+        record = next(iter(_records(ended, "MODEL")), None)
+        if record is None:
+            yield Row(codec, f"exit status {ended.code}: {ended.last_words}", "failed")
+            continue
+        found = f"loss {record['loss']} after {record['steps']} steps"
+        if codec == "none":
+            base = record["loss"]
+        elif base is not None:
+            found += f", {100 * (record['loss'] / base - 1):+.2f} % of none's"
+        yield Row(f"{codec}, {record['workers']} workers", found, record=record)
+
+
 STEPS = (
     Step("machine", "GPU, versions, gradwire doctor", 10, machine_rows),
     Step("cpp", "C++ tests that need a device", 30, cpp_rows),
@@ -448,4 +479,5 @@ STEPS = (
         is_default=False,
     ),
     Step("cores-25", "sums on the CPU, 25 Gbit", 105, core_rows("25gbit"), is_default=False),
+    Step("gpt124", "AdamW, 124 M parameters: loss by codec", 480, language_model_rows, is_default=False),
 )

@@ -13,7 +13,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
+from gradwire import compress
+from gradwire.torch.session import parse_compression
 from integration.hosts import needs_hosts
 from python.experiment_files import imported
 
@@ -72,6 +76,42 @@ def test_steps_are_chosen_by_name_in_their_own_order(check: Any) -> None:
     assert "transformer-25" not in [step.name for step in check.chosen(None)]
     with pytest.raises(ValueError, match=r"no step cpu; steps: machine, cpp, "):
         check.chosen("cpp,cpu")
+
+
+def test_the_language_model_is_scored_beside_none(modules: dict[str, Any], machine: Any) -> None:
+    none, nf4 = modules["steps"].language_model_rows(machine)
+    assert (none.verdict, nf4.verdict) == ("figure", "figure"), (none.found, nf4.found)
+    assert none.record["parameters"] == nf4.record["parameters"] > 100_000
+    assert nf4.record["bytes_a_step"] < 0.2 * none.record["bytes_a_step"]
+    assert abs(nf4.record["loss"] / none.record["loss"] - 1) < 0.01
+    assert nf4.found.endswith("% of none's")
+
+
+@pytest.mark.parametrize("codec", ["none", "nf4", "2bit:threshold=0.5", "1bit"])
+def test_simulated_workers_get_what_servers_give(codec: str) -> None:
+    """The bits of `compress`, by which tests/oracle compares jobs."""
+    with imported(FOLDER, ["transformer", "language_model"]) as loaded:
+        parameter = torch.nn.Parameter(torch.zeros(40, 30))
+        tensor = loaded["language_model"].Tensor(parameter, codec, 3)
+    chosen = parse_compression(codec)
+    made = compress.make(chosen.spec)
+    residuals = [np.zeros(1200, np.float32) for _ in range(3)]
+    of_server = np.zeros(1200, np.float32) if chosen.reply == made.name else None
+    scales = None
+    for step in range(4):
+        given = np.random.default_rng(step).normal(size=(3, 1200)).astype(np.float32)
+        tensor.rows.copy_(torch.from_numpy(given))
+        tensor.deliver(step)
+        if codec == "none":
+            expected = torch.from_numpy(given).sum(0).numpy()
+        else:
+            payloads = [
+                made.encode(own, residual=kept, scales=scales, key=0, rank=0, step=step)
+                for own, kept in zip(given, residuals, strict=True)
+            ]
+            reply = made.encode_reply(payloads, 1200, reply=chosen.reply, residual=of_server)
+            expected, scales = made.decode_reply(reply, 3, 1200, reply=chosen.reply)
+        np.testing.assert_array_equal(parameter.grad.numpy().ravel(), expected / np.float32(3))
 
 
 def test_a_step_that_raises_fails_alone(
