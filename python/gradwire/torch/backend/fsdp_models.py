@@ -8,6 +8,7 @@ root, which has found all of its sharded modules by then; that method is wrapped
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -103,10 +104,12 @@ def _on_first_forward(model: torch.nn.Module) -> None:
     """Acts on a root that is about to run its first forward pass: all ranks are in it. Replicas' sums come before those
     of shards, whose ranks have faster links.
     """
+    if is_compressed(model):
+        return
     parameters = list(model.parameters())
     groups = [each for each in _distinct(_replica_groups(model) + _process_groups(model)) if each is not None]
     found = [(policy, group) for group in groups if (policy := policy_for(group, parameters)) is not None]
-    if not found or is_compressed(model):
+    if not found:
         return
     policy, group = found[0]
     if not any(group is each for each in (replicas_of(model), group_of(model))):
@@ -126,6 +129,8 @@ def _on_first_forward(model: torch.nn.Module) -> None:
 
 def is_compressed(model: torch.nn.Module) -> bool:
     """Whether gradwire's all-reduce or reduce-scatter is there already."""
+    if "gradwire.torch.sharded" not in sys.modules:  # which an older PyTorch than it needs cannot import
+        return False
     from gradwire.torch.sharded.replica_group import ReplicaGroup
     from gradwire.torch.sharded.scatter import CompressedReduceScatter
 
