@@ -20,10 +20,12 @@ import sysconfig
 import venv
 from pathlib import Path
 
+from packaging.version import Version
+
 ROOT = Path(__file__).resolve().parent.parent
 CONCERNED = re.compile(r"torch|fsdp|horovod|byteps|process_group|power_sgd")
 SHARDED = re.compile(r"fsdp|hsdp|shard")
-TAKES_COLLECTIVES = 2, 9
+TAKES_COLLECTIVES = Version("2.9")
 """The first release whose FSDP2 takes the collectives of others."""
 PLACES = ("tests/python", "tests/integration")
 
@@ -32,7 +34,7 @@ def tests(release: str) -> list[str]:
     """Returns the files of tests whose names say that they are about PyTorch, or about a front end that rests on it."""
     files = [file for place in PLACES for file in (ROOT / place).glob("*_test.py")]
     concerned = [file for file in files if CONCERNED.search(file.name)]
-    if tuple(int(number) for number in release.split(".")[:2]) < TAKES_COLLECTIVES:
+    if Version(release) < TAKES_COLLECTIVES:
         concerned = [file for file in concerned if not SHARDED.search(file.name)]
     return sorted(str(file.relative_to(ROOT)) for file in concerned)
 

@@ -161,7 +161,7 @@ def test_dynamiq_keeps_its_budget_and_spends_it_where_most_is(modules: dict[str,
     given = np.random.default_rng(8).normal(size=(2, 8 * 256)).astype(np.float32)
     given[:, 256:512] *= 100
     given[:, 512:] *= np.float32(0.001)
-    average = dynamiq.DynamiQ(given.shape[1], 0, 2, budget=5.0)
+    average = dynamiq.DynamiQ(given.shape[1], 0, budget=5.0)
     average.mean(list(given), 0)
     assert average.bits <= 2 * 5.0 * given.shape[1]
     widths = average._widths((given.astype(float) ** 2).sum(0).reshape(-1, 256).sum(1))
@@ -187,7 +187,7 @@ def test_dynamiq_draws_by_chance_between_the_nearest_levels(modules: dict[str, M
         assert len(np.unique(np.stack(of_draws)[:, 0, 0])) <= 2
     error = {
         bits: np.square(
-            dynamiq.DynamiQ(values.size, 0, 2, budget=bits).mean([values.ravel()] * 2, 0) - values.ravel()
+            dynamiq.DynamiQ(values.size, 0, budget=bits).mean([values.ravel()] * 2, 0) - values.ravel()
         )
         for bits in (4.0, 5.0, 9.0)
     }
