@@ -20,6 +20,7 @@ _STEPS_UP = tuple(itertools.pairwise(WIDTHS))
 _SPACING = {2: 0.0, 4: 0.1, 8: 0.007}  # each step between levels is that much longer than the one below it
 _SCALE_BITS = 8  # of a group, as a share of its super-group's largest element
 _SUPER_BITS = 16 + 2 * 16  # of a super-group: that element; the mean and the square that all agree on first
+_BESIDE_CODES = _SCALE_BITS / GROUP + _SUPER_BITS / SUPER_GROUP  # bits of an element
 
 
 class DynamiQ:
@@ -28,18 +29,19 @@ class DynamiQ:
     1. Workers agree on each super-group's mean, which is taken off, and on its square.
     2. A super-group has 2, 4 or 8 bits an element by its square, so many that the budget is kept.
     3. A group of 16 has a scale in 8 bits, and levels closer together near 0.
-    4. Values go to one of the two nearest levels by chance, so that the mean has no bias. The workers' draws are
-       correlated (Suresh et al. 2022): where one is rounded up the others are likelier rounded down.
+    4. Values go to one of the two nearest levels by chance. The workers' draws are correlated (Suresh et al. 2022):
+       where one is rounded up the others are likelier rounded down. That lowers the error, and leaves a small bias, as
+       what a hop rounds depends on the draws before it.
 
     Attributes:
         bits: sent and received by one worker so far.
     """
 
-    def __init__(self, elements: int, key: int, workers: int, *, budget: float = 5.0) -> None:
+    def __init__(self, elements: int, key: int, *, budget: float) -> None:
         """budget: bits of an element in one direction, everything counted."""
         self.bits = 0.0
-        self._elements, self._workers = elements, workers
-        self._for_codes = budget - _SCALE_BITS / GROUP - _SUPER_BITS / SUPER_GROUP
+        self._elements = elements
+        self._for_codes = budget - _BESIDE_CODES
         self._random = np.random.default_rng(key)
 
     def mean(self, given: Sequence[Floats], step: int) -> Floats:
@@ -54,20 +56,15 @@ class DynamiQ:
         for own, of_hop in zip(rows[1:], draws, strict=False):
             total = rounded(total, widths, of_hop) + own
         mean = rounded(total, widths, draws[-1]) / len(given) + centres[0]
-        self.bits += 2 * float((widths * SUPER_GROUP).sum() + widths.size * self._overhead())
+        self.bits += 2 * SUPER_GROUP * float((widths + _BESIDE_CODES).sum())
         return np.ascontiguousarray(mean.reshape(-1)[: self._elements], dtype=np.float32)
-
-    @staticmethod
-    def _overhead() -> float:
-        return _SCALE_BITS * SUPER_GROUP / GROUP + _SUPER_BITS
 
     def _widths(self, squares: NDArray[np.float64]) -> NDArray[np.int64]:
         """The widths of least error: those whose step up saves most a bit go first, until the budget is spent."""
         gains = np.concatenate([squares * (4.0**-low - 4.0**-high) / (high - low) for low, high in _STEPS_UP])
         costs = np.repeat([high - low for low, high in _STEPS_UP], squares.size)
-        order = np.argsort(
-            -gains, kind="stable"
-        )  # a lower step of a super-group gains more than its higher one
+        # A lower step of a super-group gains more than its higher one, so it comes first.
+        order = np.argsort(-gains, kind="stable")
         left = (self._for_codes - WIDTHS[0]) * squares.size
         taken = order[np.cumsum(costs[order]) <= left]
         widths = np.full(squares.size, WIDTHS[0])

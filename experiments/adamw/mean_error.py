@@ -9,10 +9,10 @@ compressed tensors and steps from the 40th on, over the same sum of what is exac
 - vNMSE: of the mean, where codecs keep no residual. It is the measure of DynamiQ (2602.08923) and THC.
 - of the momentum: of a running mean with Adam's decay of 0.9, where they keep residuals, as in a training.
 
-`dynamiq:bits=5` is no codec of gradwire but an oracle of DynamiQ's algorithm, which keeps no residual (dynamiq.py).
-
 The third is for ../controller/accuracy_cost.py: the relative error of a step where codecs keep residuals, the median of
 these steps, of the tensor that is worst. compression="auto" measures the same in a job.
+
+`dynamiq:bits=5` is no codec of gradwire but an oracle of DynamiQ's algorithm, which keeps no residual (dynamiq.py).
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ class _Sums:
 def _averager(codec: str, elements: int, key: int, *, feedback: bool) -> Averager:
     name, _, bits = codec.partition(":bits=")
     if name == "dynamiq":
-        return DynamiQ(elements, key, WORKERS, budget=float(bits))
+        return DynamiQ(elements, key, budget=float(bits))
     return OfCodec(codec, elements, key, WORKERS, feedback=feedback)
 
 

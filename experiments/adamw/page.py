@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -61,40 +61,40 @@ def table(rows: Sequence[Row], task: str) -> str:
 
 def answer(rows: Sequence[Row]) -> str:
     """Returns a table of the arms that have several seeds: by task, their difference to none in per cent."""
-    lines = [[f"`{arm}`", *(_percent(*_paired(rows, task, arm)) for task in TASKS)] for arm in PAIRED[1:]]
-    return _table(["", *(f"`{task}`" for task in TASKS)], lines)
+    return _by_task(PAIRED[1:], TASKS, lambda arm, task: _percent(*_paired(rows, task, arm)))
 
 
 def muon(rows: Sequence[Row]) -> str:
     """Returns the same of the arms with Muon, behind none with Muon."""
-    lines = []
-    for codec in WITH_MUON:
-        cells = [f"`{codec}`"]
-        for task in MUON:
-            losses, base = _paired(rows, task, muon_arm(codec, task), muon_arm(BASE, task))
-            cells.append(
-                f"{sum(base) / len(base):.4f} nats" if codec == BASE and base else _percent(losses, base)
-            )
-        lines.append(cells)
-    return _table(["", *(f"`{task}`" for task in MUON)], lines)
+
+    def cell(codec: str, task: str) -> str:
+        losses, base = _paired(rows, task, muon_arm(codec, task), muon_arm(BASE, task))
+        return _nats(base) if codec == BASE and base else _percent(losses, base)
+
+    return _by_task(WITH_MUON, MUON, cell)
 
 
 def tuned(rows: Sequence[Row]) -> str:
     """Returns a table of codecs with the best learning rate of each, behind none with the best of its own."""
-    lines = []
-    for codec in TUNED:
-        cells = [f"`{codec}`"]
-        for task in TUNED_TASKS:
-            arm, base = (_best(rows, task, name) for name in (codec, BASE))
-            if arm is None or base is None:
-                cells.append("")
-                continue
-            losses = [row.loss for row in rows if (row.task, row.arm) == (task, arm)]
-            loss = f"{sum(losses) / len(losses):.4f} nats"
-            difference = loss if codec == BASE else _percent(*_paired(rows, task, arm, base))
-            cells.append(f"{difference}, {arm.partition('lr=')[2] or '1'}")
-        lines.append(cells)
-    return _table(["", *(f"`{task}`" for task in TUNED_TASKS)], lines)
+
+    def cell(codec: str, task: str) -> str:
+        arm, base = (_best(rows, task, name) for name in (codec, BASE))
+        if arm is None or base is None:
+            return ""
+        losses, of_base = _paired(rows, task, arm, base)
+        return f"{_nats(losses) if codec == BASE else _percent(losses, of_base)}, {arm.partition('lr=')[2] or '1'}"
+
+    return _by_task(TUNED, TUNED_TASKS, cell)
+
+
+def _by_task(arms: Iterable[str], columns: Iterable[str], cell: Callable[[str, str], str]) -> str:
+    """Returns a table with a line for each arm. cell: what it says of an arm and a task."""
+    lines = [[f"`{arm}`", *(cell(arm, task) for task in columns)] for arm in arms]
+    return _table(["", *(f"`{task}`" for task in columns)], lines)
+
+
+def _nats(losses: Sequence[float]) -> str:
+    return f"{sum(losses) / len(losses):.4f} nats"
 
 
 def _best(rows: Sequence[Row], task: str, codec: str) -> str | None:

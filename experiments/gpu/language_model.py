@@ -3,7 +3,8 @@
     python experiments/gpu/language_model.py --codec nf4 --steps 400
 
 Each worker's gradient is real: they are computed one after the other, encoded with the worker's residual, summed, and
-answered as a server does, all on the device. So the loss is that of a job of as many workers, and needs no network.
+answered as a server does. So the loss is that of a job of as many workers, and needs no network. On a GPU only payloads
+leave the device.
 Tensors of one dimension are not compressed. The text is the source of the PyTorch that is installed, in pairs of bytes;
 the last part of it is not trained on, and the loss at the end is of that part.
 """
@@ -62,12 +63,13 @@ class Tensor:
 
     def __init__(self, parameter: nn.Parameter, spec: str, workers: int) -> None:
         chosen = parse_compression(spec)
-        self._is_compressed = parameter.dim() > 1 and compress.make(chosen.spec).lossy
+        made = compress.make(chosen.spec)
+        self._is_compressed = parameter.dim() > 1 and made.lossy
         self.parameter = parameter
         device, elements = parameter.device, parameter.numel()
         self.rows = torch.zeros(workers, elements, device=device)
         if self._is_compressed:
-            answers_alike = chosen.reply == compress.make(chosen.spec).name
+            answers_alike = chosen.reply == made.name
             self._there = _Way(chosen.spec, workers, elements, device)
             self._back = _Way(chosen.spec, 1, elements, device) if answers_alike else None
 
