@@ -59,6 +59,18 @@ def test_a_gradient_is_in_its_slot_and_p_grad_is_the_slot() -> None:
     assert not sender.is_sent(1)
 
 
+def test_a_slot_has_no_part_in_the_graph_of_create_graph() -> None:
+    sender, memory, recorded = make()
+    parameter = memory.parameters[0]
+    parameter.register_post_accumulate_grad_hook(lambda _: sender.send(0))
+    with pytest.warns(UserWarning, match="create_graph"):
+        (parameter**3).sum().backward(create_graph=True)
+    assert recorded.sent == [0]
+    assert torch.equal(memory.slot(0).values, torch.full((2, 3), 3.0))
+    assert not memory.slot(0).values.requires_grad
+    assert memory.slot(0).values.grad_fn is None
+
+
 def test_the_rest_is_what_there_is_or_zeros() -> None:
     sender, memory, recorded = make()
     memory.parameters[0].grad = torch.ones(2, 3)

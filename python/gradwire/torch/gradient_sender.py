@@ -55,7 +55,6 @@ class GradientSender:
     def is_sent(self, index: int) -> bool:
         return bool(self._sent[index])
 
-    @torch.no_grad()
     def send(self, index: int) -> None:
         """Sends a gradient.
 
@@ -63,6 +62,10 @@ class GradientSender:
             RuntimeError: it was sent in this step.
             ValueError: the parameter has changed its shape since it was declared, or from real to complex.
         """
+        if torch.is_grad_enabled():  # backward(create_graph=True); a decorator would cost each gradient 5 us
+            with torch.no_grad():
+                self.send(index)
+            return
         if self._sent[index]:
             raise RuntimeError(
                 f"gradwire.torch: {self._memory.names[index]!r} got its gradient twice in one backward(); a layer that "
@@ -103,14 +106,18 @@ class GradientSender:
         """Has the slot hold what is to be sent, and p.grad be the slot's memory where it can."""
         slot = self._memory.slot(index)
         gradient = self._dense_gradient(index)
+        is_held = slot.holds(gradient)
+        if is_held and self._momentum is None:
+            return
         self._memory.spare_kept(index)
         if self._momentum is not None:
             self._momentum.advance(self._memory.parameters[index], gradient, out=slot.values)
         elif gradient is None:
             slot.values.zero_()
-        elif not slot.holds(gradient):
+        else:
             slot.values.copy_(gradient)
-        self._memory.share(index)
+        if not is_held:
+            self._memory.share(index)
 
     def _dense_gradient(self, index: int) -> torch.Tensor | None:
         parameter = self._memory.parameters[index]
