@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import socket
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
@@ -38,6 +39,9 @@ class DebianRoot:
             check=False,
         )
         assert made.returncode == 0, made.stdout[-2000:] + made.stderr
+        # debootstrap leaves this to the installer. Without it there is no localhost, and torchrun finds no rendezvous.
+        hosts = f"127.0.0.1 localhost\n127.0.1.1 {socket.gethostname()}\n"
+        (self.folder / "etc/hosts").write_text(hosts, encoding="utf-8")
 
     def inside(self, path: str) -> str:
         """Returns how programs in the root name a file below it."""
