@@ -27,7 +27,10 @@ FORK_SERVER = Path(__file__).parent / "fork_server"
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Where tests run side by side, starts the fork server for their programs (fork_server/server.py says why)."""
+    """Gives mpiruns a folder. Where tests run side by side, starts the fork server for their programs, too
+    (fork_server/server.py says why).
+    """
+    _separate_mpiruns(config)
     if not getattr(config.option, "numprocesses", None) or "TEST_FORK_SERVER" in os.environ:
         return  # a few tests, one of the processes that share many, or a server that is there
     folder = tempfile.TemporaryDirectory(prefix="fork-server-")
@@ -49,6 +52,16 @@ def pytest_configure(config: pytest.Config) -> None:
         folder.cleanup()
 
     config.add_cleanup(stop)
+
+
+def _separate_mpiruns(config: pytest.Config) -> None:
+    """Gives mpiruns of this process a folder. Else all of a user share /tmp/ompi.HOST.UID. The last one that ends
+    removes it, and one that starts at that moment fails (Open MPI 4.1.4: "A call to mkdir was unable to create the
+    desired directory").
+    """
+    folder = tempfile.TemporaryDirectory(prefix="mpi-", ignore_cleanup_errors=True)
+    os.environ.update({"OMPI_MCA_orte_tmpdir_base": folder.name})  # processes.py hands it on
+    config.add_cleanup(folder.cleanup)
 
 
 @pytest.fixture

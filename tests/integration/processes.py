@@ -29,13 +29,19 @@ PATIENCE = 5.0
 """How many times as long a deadline is really waited for. Tests must not fail because a machine is busy, and what hangs
 does so for longer: for half an hour (GRADWIRE_SLOW_ABORT), or in a sleep of ten minutes."""
 SCHEDULER = ("scheduler", 0)
+FOLDER_OF_MPIRUN = "OMPI_MCA_orte_tmpdir_base"
+"""conftest.py says why each process of tests has its own."""
 Member = tuple[str, int]  # role and rank
 
 
 def clean_environment(folder: Path, variables: dict[str, str]) -> dict[str, str]:
     """This process's environment without what describes another job."""
     others = ("GRADWIRE_", "DMLC_", "MASTER_", "RANK", "WORLD_SIZE", "TORCHELASTIC_", "OMPI_", "SLURM_")
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(others)}
+    kept = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(others) or name == FOLDER_OF_MPIRUN
+    }
     single = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
     return kept | single | {"TEST_FOLDER": str(folder)} | variables
 

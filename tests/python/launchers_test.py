@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from gradwire.launch import launchers
 from gradwire.launch import mpi as mpi_launch
 from gradwire.launch.child import Line, LocalHost
 from gradwire.launch.hosts import HostSlots
-from gradwire.launch.job import Job, make_job
+from gradwire.launch.job import Job, Process, make_job
 from gradwire.launch.output_folder import OutputFolder
 from gradwire.launch.remote.ssh import GREETING, HostUnreachable, SshHost, forwarded, own_address, resolve
 from python.prepared_jobs import request
@@ -184,16 +185,55 @@ SERVER_SETTINGS = {
 SERVER_FLAGS = {"--streams": "3", "--checksum": "off", "--threads": "2"}
 
 
+def mpiruns(monkeypatch: pytest.MonkeyPatch, env: dict[str, str], hosts: list[str]) -> list[Process]:
+    """Returns the mpirun of the servers, and that of the workers."""
+    jobs: list[Job] = []
+    monkeypatch.setattr(mpi_launch, "run_prepared", lambda job, *others: jobs.append(job))
+    run_mpi(hosts, env=env)
+    return jobs[0].processes("tcp://h:1")
+
+
 def mpi_server(
     monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], env: dict[str, str], hosts: list[str]
 ) -> dict[str, str]:
     """Returns the flags with which mpirun starts a server."""
     for name, text in variables.items():
         monkeypatch.setenv(name, text)
-    jobs: list[Job] = []
-    monkeypatch.setattr(mpi_launch, "run_prepared", lambda job, *others: jobs.append(job))
-    run_mpi(hosts, env=env)
-    return flags(jobs[0].processes("tcp://h:1")[0].command)
+    return flags(mpiruns(monkeypatch, env, hosts)[0].command)
+
+
+FOLDER_OF_MPIRUN = "OMPI_MCA_orte_tmpdir_base"
+
+
+@pytest.mark.parametrize("hosts", [[], ["10.0.0.1:2"]])
+def test_the_two_mpiruns_of_a_job_do_not_make_one_folder_at_once(
+    hosts: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    monkeypatch.delenv(FOLDER_OF_MPIRUN, raising=False)
+    servers, workers = mpiruns(monkeypatch, {}, hosts)
+    assert FOLDER_OF_MPIRUN not in workers.environment  # Open MPI's own choice
+    own = Path(servers.environment[FOLDER_OF_MPIRUN])
+    assert own.parent == (Path("/tmp") if hosts else tmp_path)  # which other hosts have
+    assert str(os.getuid()) in own.name  # others on the host have theirs
+
+
+def test_servers_have_a_folder_below_the_one_that_a_user_gives_mpirun(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    servers, workers = mpiruns(monkeypatch, {FOLDER_OF_MPIRUN: "/scratch"}, [])
+    assert workers.environment[FOLDER_OF_MPIRUN] == "/scratch"
+    assert Path(servers.environment[FOLDER_OF_MPIRUN]).parent == Path("/scratch")
+
+
+@pytest.mark.parametrize("where", ["local", "remote"])
+def test_folders_that_exclude_each_other_are_left_to_the_user(
+    where: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv(FOLDER_OF_MPIRUN, raising=False)
+    servers, _ = mpiruns(monkeypatch, {f"OMPI_MCA_orte_{where}_tmpdir_base": "/scratch"}, [])
+    assert FOLDER_OF_MPIRUN not in servers.environment  # mpirun refuses both
 
 
 def run_mpi(hosts: list[str], env: dict[str, str]) -> None:

@@ -9,8 +9,9 @@ import contextlib
 import os
 import shutil
 import signal
+import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from gradwire.launch.child import Deliver, Line, LocalHost, MakeSplitter, NotHandedOnError
 from gradwire.launch.external_launcher import StarterJob
@@ -19,12 +20,27 @@ from gradwire.launch.mpi_output import TaggedSplitter
 from gradwire.launch.remote import ssh
 from gradwire.launch.supervisor import JobResult, run_prepared
 
+_FOLDER = "OMPI_MCA_orte_tmpdir_base"
+_ONE_SIDED_FOLDERS = ("OMPI_MCA_orte_local_tmpdir_base", "OMPI_MCA_orte_remote_tmpdir_base")
+"""mpirun refuses these together with _FOLDER."""
+
 
 @dataclass(frozen=True)
 class MpiJob(StarterJob):
     """A job that mpirun starts. hosts: as its -H takes them. agent: how it reaches them."""
 
     agent: str = "ssh"
+
+    def of_role(self, role: str) -> MpiJob:
+        """Gives the servers' mpirun a folder of its own, which stays, empty, on each host. If two mpiruns start at once
+        on a host without a folder of Open MPI's, both make it, and one fails (open-mpi/ompi, issue 8510).
+        """
+        own = super().of_role(role)
+        if role != "server" or any(name in own.environment for name in _ONE_SIDED_FOLDERS):
+            return own
+        above = own.environment.get(_FOLDER) or ("/tmp" if self.hosts else tempfile.gettempdir())
+        folder = os.path.join(above, f"gradwire-servers.{os.getuid()}")
+        return replace(own, environment={**own.environment, _FOLDER: folder})
 
     @property
     def rank_variable(self) -> str:
