@@ -7,10 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
 
 from gradwire import codec_listing
-from gradwire.bench.tables import all_reduce_table, codec_table, servers_table, speed_table, speed_titles
 from gradwire.terminal.help_page import Command, Group
 from gradwire.terminal.json_option import JsonOption, check_report, write_json
 
@@ -84,9 +82,12 @@ def codec(
       gradwire bench codec --codec 2bit
       gradwire bench codec --threads 2 --report report/codecs
     """
+    from rich.console import Console
+
     from gradwire import compress
     from gradwire.bench import codec_page
     from gradwire.bench.codec import Plan, measure
+    from gradwire.bench.tables import codec_table
     from gradwire.launch.console import say
 
     plan = Plan(elements, piece_elements, threads, repeat)
@@ -249,8 +250,11 @@ def ps(
       gradwire bench ps --ranks 2 --bytes 100MB --codec 2bit --bandwidth 1gbit --peer mxnet
       gradwire bench ps --ranks 4 --servers 4 --colocated --bandwidth 10gbit
     """
+    from rich.console import Console
+
     from gradwire.bench.plan import ServersPlan
     from gradwire.bench.ps import measure
+    from gradwire.bench.tables import servers_table
     from gradwire.launch.console import say
     from gradwire.settings.units import parse_size
 
@@ -427,9 +431,12 @@ def all_reduce(
       gradwire bench allreduce -n 4 --bandwidth 1gbit --codec 2bit --codec 2bit:reply=2bit --peer gloo,gloo-fp16
       gradwire bench allreduce -n 2 --bandwidth 1gbit --tensors 1000 --bytes 1MB --peer openmpi
     """
+    from rich.console import Console
+
     from gradwire.bench import page, stores
     from gradwire.bench.all_reduce import measure
     from gradwire.bench.plan import AllReducePlan
+    from gradwire.bench.tables import all_reduce_table, speed_table, speed_titles
     from gradwire.launch.console import say
     from gradwire.settings.units import parse_size
 
