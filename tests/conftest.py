@@ -18,6 +18,7 @@ from typing import Any
 
 import gradwire
 import pytest
+from integration.processes import FOLDER_OF_MPIRUN
 
 signal.signal(signal.SIGINT, signal.default_int_handler)
 for number in (signal.SIGQUIT, signal.SIGHUP):
@@ -60,7 +61,7 @@ def _separate_mpiruns(config: pytest.Config) -> None:
     desired directory").
     """
     folder = tempfile.TemporaryDirectory(prefix="mpi-", ignore_cleanup_errors=True)
-    os.environ.update({"OMPI_MCA_orte_tmpdir_base": folder.name})  # processes.py hands it on
+    os.environ[FOLDER_OF_MPIRUN] = folder.name
     config.add_cleanup(folder.cleanup)
 
 

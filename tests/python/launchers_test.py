@@ -19,6 +19,7 @@ from gradwire.launch.hosts import HostSlots
 from gradwire.launch.job import Job, Process, make_job
 from gradwire.launch.output_folder import OutputFolder
 from gradwire.launch.remote.ssh import GREETING, HostUnreachable, SshHost, forwarded, own_address, resolve
+from integration.processes import FOLDER_OF_MPIRUN
 from python.prepared_jobs import request
 
 HERE = LocalHost("10.0.0.9")
@@ -200,9 +201,6 @@ def mpi_server(
     for name, text in variables.items():
         monkeypatch.setenv(name, text)
     return flags(mpiruns(monkeypatch, env, hosts)[0].command)
-
-
-FOLDER_OF_MPIRUN = "OMPI_MCA_orte_tmpdir_base"
 
 
 @pytest.mark.parametrize("hosts", [[], ["10.0.0.1:2"]])
