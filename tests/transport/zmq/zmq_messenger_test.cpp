@@ -7,6 +7,7 @@
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <sys/socket.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <condition_variable>
@@ -57,6 +58,17 @@ std::string fate_of(std::future<std::unique_ptr<Messenger>>& joining) {
   return error_of([&] { joining.get(); });
 }
 
+// An endpoint for a scheduler that comes later: none of those that others are given who ask for port 0.
+std::string endpoint_that_stays_free() {
+  constexpr int kFirst = 20'000, kLast = 32'000;  // below Linux's ports for those
+  for (int port = kFirst + ::getpid() % 10'000; port < kLast; ++port) {
+    ZmqOptions options = job_of(1, 1);
+    options.scheduler = "tcp://127.0.0.1:" + std::to_string(port);
+    if (error_of([&] { const Scheduler only_to_see(options); }) == "no error") return options.scheduler;
+  }
+  throw std::runtime_error("no port is free");
+}
+
 // --- rendezvous ---
 
 TEST(ZmqRendezvous, AServerThatNeverComesIsNamedToEveryNodePresent) {
@@ -84,12 +96,7 @@ TEST(ZmqRendezvous, ASchedulerThatNeverAnswersIsNamed) {
 
 TEST(ZmqRendezvous, NodesMayComeBeforeTheScheduler) {
   ZmqOptions options = job_of(1, 1);
-  std::string endpoint;
-  {
-    const Scheduler only_for_its_port(options);
-    endpoint = only_for_its_port.endpoint();
-  }
-  options.scheduler = endpoint;
+  options.scheduler = endpoint_that_stays_free();
   ZmqOptions server = options;
   server.role = Role::kServer;
   auto early_worker = join_later(options);
