@@ -38,7 +38,7 @@ def test_a_broken_library_is_said_by_doctor_and_costs_nothing_that_does_without(
         done = gradwire(*words, **broken_library)
         assert done.returncode == 0, done.stderr
         assert done.stdout
-    for words in (["bench", "codecs", "-n", "2"], ["run", "-n", "1", "--faults", "drop=1%", "true"]):
+    for words in (["bench", "codec", "--elements", "2"], ["run", "-n", "1", "--faults", "drop=1%", "true"]):
         done = gradwire(*words, **broken_library)
         assert done.returncode == 1
         assert done.stderr.startswith("gradwire: the compiled part cannot be loaded (")
