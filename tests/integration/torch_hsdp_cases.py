@@ -23,6 +23,7 @@ from torch.distributed._composable.replicate_with_fsdp import replicate
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
+from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
 from torch_programs import case, case_from, run_cases_in_a_group, warnings_of_adam
 
@@ -220,10 +221,96 @@ def codecs_compress_what_travels_between_hosts_alone() -> None:
         before = compressed.stats()["bytes_sent"]
         for number in range(4):
             model(torch.randn(4, 256, generator=torch.Generator().manual_seed(number))).mean().backward()
+        dist.barrier()  # what the other replica needs is sent, too
         sent[codec] = compressed.stats()["bytes_sent"] - before
     shard_bytes = 4 * 4 * (256 * 512 + 512 + 512 * 64 + 64) / 2  # of four steps
     assert sent["none"] < 1.1 * shard_bytes, (sent, shard_bytes)  # of two workers: half there, half back
     assert 0.2 < sent["int8"] / sent["none"] < 0.3, sent
+
+
+def pipeline_gradients(codec: str | None, steps: int = 3, **arguments: Any) -> list[list[torch.Tensor]]:
+    """Gradients of each step on this rank, in a pipeline of two stages with two replicas each. codec: None: torch's own
+    all-reduce.
+    """
+    ranks = torch.tensor([[[0], [2]], [[1], [3]]])  # replicas as those of mesh()
+    whole = DeviceMesh("cpu", ranks, mesh_dim_names=("pipeline", "replicate", "shard"))
+    number = whole.get_local_rank("pipeline")
+    torch.manual_seed(number)
+    part = nn.Sequential(nn.Linear(9, 9), nn.Tanh(), nn.Linear(9, 9), nn.Linear(9, 9))
+    for linear in (part[0], part[2]):
+        fully_shard(linear, mesh=whole["replicate", "shard"])
+    fully_shard(part, mesh=whole["replicate", "shard"])
+    if codec is not None:
+        gw.torch.compress_all_reduce(part, codec, **arguments)
+    stage = PipelineStage(part, number, 2, torch.device("cpu"), group=whole.get_group("pipeline"))
+    schedule = Schedule1F1B(
+        stage, n_microbatches=3, loss_fn=lambda out, wanted: (out - wanted).square().mean()
+    )
+    generator = torch.Generator().manual_seed(whole.get_local_rank("replicate"))
+    optimizer = torch.optim.AdamW(part.parameters(), lr=0.01)
+    found = []
+    for _ in range(steps):
+        x, wanted = torch.randn(2, 6, 9, generator=generator)
+        optimizer.zero_grad()
+        if number == 0:
+            schedule.step(x)
+        else:
+            schedule.step(target=wanted)
+        found.append(own_gradients(part))
+        optimizer.step()
+    return found
+
+
+@case_from("2.13")
+def a_pipeline_reduces_after_its_backward_passes() -> None:
+    true = pipeline_gradients(None)
+    assert len(true[0]) == 6
+    assert_same(pipeline_gradients("none"), true)
+    ours = pipeline_gradients("int8:block=32")
+    for near, exact in zip(ours[0], true[0], strict=True):
+        torch.testing.assert_close(near, exact, rtol=0, atol=0.02 * float(exact.abs().max()))
+    # The first backward() of a job's last stage reduces gradients inside it: there the first step counts twice.
+    warm = pipeline_gradients("2bit:threshold=9", steps=5, warm_up=[("none", 4)])
+    assert_same(warm[:3], true)
+    weights = [gradient for gradient in warm[4] if gradient.dim() == 2]
+    assert len(weights) == 3
+    assert not any(weight.any() for weight in weights)  # all is left for later
+
+
+def reduce_afterwards(model: nn.Module) -> None:
+    """As a pipeline's stage does when its backward passes are over."""
+    model.set_requires_gradient_sync(True)  # type: ignore[operator]
+    root = fully_shard.state(model)  # type: ignore[attr-defined]
+    for state in root._state_ctx.all_states:
+        for group in state._fsdp_param_groups:
+            group.post_backward()
+    root._root_post_backward_final_callback()
+
+
+@case_from("2.13")
+def a_nan_in_a_pipeline_spoils_the_step_before_it_is_taken() -> None:
+    """One shard has a NaN, and the ranks with the other hear of it."""
+    for model, poisoned in ((shard(Net()), "first"), (shard(Net()), "last"), (shard(nn.Linear(9, 8)), "")):
+        compressed = gw.torch.compress_all_reduce(model, "2bit:threshold=0.01", on_nonfinite="skip_step")
+        (group,) = fully_shard.state(model.get_submodule(poisoned))._fsdp_param_groups  # type: ignore[attr-defined]
+
+        def step(number: int, factor: float, model: nn.Module = model, group: Any = group) -> None:
+            model.zero_grad()
+            model.set_requires_gradient_sync(False)  # type: ignore[operator]
+            model(inputs(number)).square().mean().backward()
+            group.fsdp_params[0].unsharded_param.grad[0].mul_(factor)
+            reduce_afterwards(model)
+
+        step(0, 1.0)
+        before = copy.deepcopy(compressed.state_dict()["residuals"])
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", RuntimeWarning)
+            step(1, float("nan") if dist.get_rank() == 3 else 1.0)
+        assert any(gradient.isnan().any() for gradient in own_gradients(model)), poisoned
+        for name, residual in compressed.state_dict()["residuals"].items():
+            assert torch.equal(residual, before[name]), name
+        step(2, 1.0)
+        assert not any(gradient.isnan().any() for gradient in own_gradients(model)), poisoned
 
 
 @case

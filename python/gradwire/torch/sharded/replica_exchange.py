@@ -1,12 +1,14 @@
 """ReplicaExchange: shards of gradients go to the sum of their replicas and come back as means, while backward() runs.
 
-backward() ends when all means are there; module_shards.py says where they go.
+backward() ends when all means are there; module_shards.py says where they go. Pipelines reduce gradients after their
+backward passes: there each module waits for its means, and the step ends with the last module that is trained.
 
 Threading: on autograd's thread, one at a time. Sums only start to be sent; what backward() ends with waits for them.
 """
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,6 +22,7 @@ from gradwire.torch.exchange import Exchange
 from gradwire.torch.exchange_options import ExchangeOptions, warn_of_nonfinite
 from gradwire.torch.process_group import naming_ranks
 from gradwire.torch.sharded.module_shards import ModuleShards, Shard
+from gradwire.torch.sharded.replica_group import SumInPlace
 from gradwire.torch.sharded.scatter import factor_of
 from gradwire.torch.slots import encodable
 
@@ -66,9 +69,11 @@ class ReplicaExchange:
         self._exchange = Exchange(store, options, has_slots=False)
         self._exchange.program_step = 1
         self._backward = BackwardPass(self, store, after_callbacks=True)
+        self._modules: list[ModuleShards] = []
         self._sums: dict[ModuleShards, _Sum] = {}  # on their way
-        self._taking_part: dict[ModuleShards, None] = {}  # in the backward() that runs
+        self._taking_part: dict[ModuleShards, None] = {}  # in the step in progress
         self._has_failed = False
+        self._is_outside = False  # a step is in progress, and no backward() ends it
 
     def add(self, named: Sequence[tuple[str, torch.Tensor]]) -> None:
         """Declares shards, in the order of the forward pass. A collective.
@@ -78,44 +83,58 @@ class ReplicaExchange:
         """
         self._exchange.add(named, [None] * len(named), range(len(named)))
 
-    def sum_in_place(self, module: ModuleShards, output: torch.Tensor, op: Any) -> None:
-        """Begins to sum a module's gradients; FSDP calls it through a ReplicaGroup.
+    def join(self, module: ModuleShards) -> SumInPlace:
+        """Has a module take part. Returns what sums its gradients; FSDP calls it through a ReplicaGroup."""
+        self._modules.append(module)
+        return functools.partial(self._sum_in_place, module)
+
+    @torch.no_grad()
+    def _sum_in_place(self, module: ModuleShards, output: torch.Tensor, op: Any) -> None:
+        """Begins to sum a module's gradients.
 
         Args:
             output: (elements,), of any floating dtype, or a complex one's (elements, 2).
             op: ReduceOp.SUM or ReduceOp.AVG.
         """
-        if not is_running():
-            raise RuntimeError(
-                "gradwire.torch: compress_all_reduce: gradients are reduced after backward(), as "
-                "torch.distributed.pipelining does, and compressed sums of replicas end with a backward(); leave "
-                "compress_all_reduce() out of a pipeline, or shard over all ranks and use compress_reduce_scatter()"
-            )
-        with torch.no_grad():
+        is_in_backward = is_running()
+        self._enter(module, is_in_backward)
+        if module in self._sums:  # it took part in the forward pass twice
+            self._deliver(module)
+        numbers = output.shape[1] if output.dim() == 2 else 1  # of an element
+        at_once = not is_in_backward or numbers > 1 or module.needs_mean_at_once(output)
+        flat = output.view(-1)
+        staged = encodable(flat)
+        is_gradient = not at_once and staged is flat and module.becomes_gradients(output)
+        if staged is flat and not at_once and not is_gradient:
+            staged = flat.clone()
+        places = module.cut(flat, numbers)
+        runs = places if staged is flat else module.cut(staged, numbers)
+        self._taking_part[module] = None
+        self._sums[module] = _Sum(
+            runs,
+            {shard.index: self._exchange.submit(shard.index, run) for shard, run in runs},
+            factor_of(op, self._store.num_workers) * self._store.num_workers,
+            [place for _, place in places] if at_once else None,
+            is_gradient,
+        )
+        if at_once:
+            self._deliver(module)
+        elif not is_gradient:
+            flat.zero_()
+        if not is_in_backward and self._is_complete() and self._end_step() and places:
+            places[0][1][0] = math.nan  # these are no gradients yet
+
+    def _enter(self, module: ModuleShards, is_in_backward: bool) -> None:
+        """Begins a step if this is the first sum of one."""
+        if is_in_backward:
             self._backward.enter()
-            if module in self._sums:  # it took part in the forward pass twice
-                self._deliver(module)
-            numbers = output.shape[1] if output.dim() == 2 else 1  # of an element
-            at_once = numbers > 1 or module.needs_mean_at_once(output)
-            flat = output.view(-1)
-            staged = encodable(flat)
-            is_gradient = not at_once and staged is flat and module.becomes_gradients(output)
-            if staged is flat and not at_once and not is_gradient:
-                staged = flat.clone()
-            places = module.cut(flat, numbers)
-            runs = places if staged is flat else module.cut(staged, numbers)
-            self._taking_part[module] = None
-            self._sums[module] = _Sum(
-                runs,
-                {shard.index: self._exchange.submit(shard.index, run) for shard, run in runs},
-                factor_of(op, self._store.num_workers) * self._store.num_workers,
-                [place for _, place in places] if at_once else None,
-                is_gradient,
-            )
-            if at_once:
-                self._deliver(module)
-            elif not is_gradient:
-                flat.zero_()
+        elif not self._is_outside or module in self._taking_part:
+            self._settle()
+            self._is_outside = True
+
+    def _is_complete(self) -> bool:
+        """Whether all modules that are trained have taken part in the step."""
+        return all(each in self._taking_part for each in self._modules if each.trained)
 
     def _deliver(self, module: ModuleShards) -> None:
         """Waits for a module's means, and hands them over."""
@@ -134,7 +153,7 @@ class ReplicaExchange:
     # -- as a Listener of BackwardPass -----------------------------------------------------------------
 
     def on_backward_begin(self) -> None:
-        """Ends the step of a backward() that has failed, before the next one's first sum."""
+        """Ends a step that has had no end, before the next one's first sum."""
         self._settle()
 
     def on_backward_end(self) -> None:
@@ -149,19 +168,23 @@ class ReplicaExchange:
         self._has_failed = True
 
     def _settle(self) -> None:
-        """Ends the step of a backward() that has failed as it ended on ranks where it did not. Where it has failed on
-        some ranks alone, their next sums have another number than those for which the others wait: all get an error.
+        """Ends a step that has had no end. One of a backward() that has failed ends as on ranks where it did not. Where
+        it has failed on some ranks alone, their next sums have another number than those for which the others wait: all
+        get an error.
         """
-        if self._has_failed:
+        if self._has_failed or self._is_outside:
             self._has_failed = False
             self._end_step()
 
     @torch.no_grad()
-    def _end_step(self) -> None:
+    def _end_step(self) -> bool:
+        """Returns whether it is not to be taken: some gradient is NaN then on each rank that has one."""
+        self._is_outside = False
         for module in list(self._sums):
             self._deliver(module)
         nonfinite = self._exchange.finish(self._met_by_others)
-        if nonfinite and self._options.vetoes:
+        is_spoilt = nonfinite and self._options.vetoes
+        if is_spoilt:
             _spoil(self._taking_part)
         self._taking_part.clear()
         self._exchange.program_step += 1
@@ -169,6 +192,7 @@ class ReplicaExchange:
         self._exchange.count_step()
         if nonfinite and self._options.grad_scaler is None and self._options.on_nonfinite != "ignore":
             warn_of_nonfinite(self._options.on_nonfinite)
+        return is_spoilt
 
     def _met_by_others(self, own: bool) -> bool:
         for group in self._others:

@@ -9,7 +9,8 @@ shard with the ranks that have the same shard on other hosts: this is what trave
 element. The ranks of a host send the payload of one gradient together. Modules of torch's replicate(), which are not
 sharded, are compressed too.
 
-Sums are sent while backward() runs. When it returns, p.grad holds the mean, as without gradwire.
+Sums are sent while backward() runs. When it returns, p.grad holds the mean, as without gradwire. In a pipeline, whose
+gradients are reduced afterwards, each module waits for its own.
 
 Threading: called on autograd's thread.
 """
@@ -17,7 +18,6 @@ Threading: called on autograd's thread.
 from __future__ import annotations
 
 import copy
-import functools
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -113,7 +113,7 @@ def compress_all_reduce(
     indices = {id(parameter): index for index, (_, parameter) in enumerate(held.values())}
     for name, group in modules:
         own = ModuleShards(name, group, [indices.get(id(each), -1) for each in group.fsdp_params])
-        _stand_in(group, functools.partial(exchange.sum_in_place, own))
+        _stand_in(group, exchange.join(own))
         group.reduce_scatter_unused_params = True  # replicas of a shard send the same parameters
     return AllReduces(store, exchange, _shard_of(others))
 
