@@ -1,6 +1,7 @@
 """Where does the CPU time of a round go, and is the wire full? gradwire beside Gloo, bare sockets, and another tree.
 
     python experiments/ten_gbit/run.py cpu                     gradwire, Gloo and bare sockets in turns: five minutes
+    python experiments/ten_gbit/run.py codecs                  codecs, ranks and memory, beside Gloo: ten minutes
     python experiments/ten_gbit/run.py wire --against FOLDER   this tree and another one in turns: twelve minutes
     python experiments/ten_gbit/run.py tables                  measures nothing: prints README.md's tables
 
@@ -10,6 +11,7 @@ As root, on a machine that does nothing else. FOLDER has a checkout in which `ma
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import statistics
 import subprocess
@@ -27,6 +29,12 @@ RATES = ("1gbit", "10gbit")
 RANKS = (2, 4)
 TURNS = 2
 ROUNDS = 5
+# Of `codecs`: what `gradwire bench` is asked for at 10 Gbit, for each number of ranks.
+CODEC_RANKS = (2, 4, 8)
+CODECS = ("none", "fp16", "int8", "2bit")
+_BOTH_WAYS = " ".join(f"--codec {codec}:reply={codec}" for codec in CODECS[1:])
+ALL_REDUCES = f"allreduce --bandwidth 10gbit --codec none {_BOTH_WAYS} --peer gloo,gloo-fp16"
+SERVERS = "ps --colocated --bandwidth 10gbit"
 # Of `wire`: what `gradwire bench` is asked for.
 ROWS = {
     "1gbit, 2 workers, 1 server, none": "ps -n 2 -s 1 --bandwidth 1gbit --codec none",
@@ -96,6 +104,21 @@ def measure_cpu() -> list[dict[str, Any]]:
     ]
 
 
+def measure_codecs() -> list[dict[str, Any]]:
+    """The rows of `codecs` in turns."""
+    kept = ("seconds_median", "wire_limit_seconds", "cpu_seconds_per_gb", "memory_bytes_per_rank")
+    found: dict[tuple[int, str], list[dict[str, Any]]] = {}
+    for turn in range(TURNS):
+        for ranks in CODEC_RANKS:
+            calls = [f"{ALL_REDUCES} -n {ranks}"]
+            for codec in CODECS:
+                calls.append(f"{SERVERS} -n {ranks} -s {ranks} --codec {codec} --reply {codec}")
+            for record in itertools.chain.from_iterable(bench(sys.executable, words) for words in calls):
+                found.setdefault((ranks, record["label"]), []).append({name: record[name] for name in kept})
+            print(f"turn {turn + 1} of {TURNS}: {ranks} ranks", flush=True)
+    return [{"ranks": ranks, "system": system, "turns": turns} for (ranks, system), turns in found.items()]
+
+
 def measure_wire(against: Path) -> list[dict[str, Any]]:
     """The rows of `wire`, this tree and the other one in turns."""
     trees = {"before": str(against / ".venv" / "bin" / "python"), "now": sys.executable}
@@ -128,6 +151,16 @@ def tables(record: dict[str, Any]) -> str:
         seconds = statistics.median(turn["seconds"] for turn in row["turns"])
         cpu = spread(turn["cpu_seconds_per_gb"] for turn in row["turns"])
         lines.append(f"| {row['bandwidth']}, {row['ranks']} | {row['system']} | {seconds:.3f} | {cpu} |")
+    lines += ["", "| ranks | system | s | x limit | CPU s/GB | memory, MB |", "|---|---|---|---|---|---|"]
+    for row in record.get("codecs", []):
+        turns = row["turns"]
+        seconds = statistics.median(turn["seconds_median"] for turn in turns)
+        limit = turns[0]["wire_limit_seconds"]
+        lines.append(
+            f"| {row['ranks']} | {row['system']} | {seconds:.3f} | {seconds / limit:.2f} | "
+            f"{spread(turn['cpu_seconds_per_gb'] for turn in turns)} | "
+            f"{max(turn['memory_bytes_per_rank'] for turn in turns) / 1e6:.0f} |"
+        )
     lines += ["", "| row | before | now |", "|---|---|---|"]
     for row in record.get("wire", []):
         lines.append(f"| {row['row']} | {spread(row['before'])} | {spread(row['now'])} |")
@@ -136,7 +169,7 @@ def tables(record: dict[str, Any]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("what", choices=("cpu", "wire", "tables"))
+    parser.add_argument("what", choices=("cpu", "codecs", "wire", "tables"))
     parser.add_argument("--against", type=Path, help="of wire: the other tree")
     parser.add_argument("--folder", type=Path, default=HERE, help="where results.json is")
     given = parser.parse_args()
@@ -145,7 +178,8 @@ def main() -> None:
     file = given.folder / "results.json"
     record: dict[str, Any] = json.loads(file.read_text()) if file.exists() else {}
     if given.what != "tables":
-        record[given.what] = measure_cpu() if given.what == "cpu" else measure_wire(given.against)
+        measures = {"cpu": measure_cpu, "codecs": measure_codecs, "wire": lambda: measure_wire(given.against)}
+        record[given.what] = measures[given.what]()
         record |= {"gradwire": gradwire_version(), "machine": machine_description()}
         file.write_text(json.dumps(record, indent=1) + "\n")
     print(tables(record))

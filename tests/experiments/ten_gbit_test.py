@@ -28,12 +28,27 @@ def test_tables_have_a_row_for_each_system_and_each_pair_of_trees(tmp_path: Path
     turns = [{"seconds": 0.5, "cpu_seconds_per_gb": cost} for cost in (0.25, 0.125, 0.5)]
     record = {
         "cpu": [{"bandwidth": "1gbit", "ranks": 2, "system": "gloo", "turns": turns}],
+        "codecs": [
+            {
+                "ranks": 8,
+                "system": "gradwire allreduce none",
+                "turns": [
+                    {
+                        "seconds_median": 0.25,
+                        "wire_limit_seconds": 0.2,
+                        "cpu_seconds_per_gb": 0.75,
+                        "memory_bytes_per_rank": 12_400_000,
+                    }
+                ],
+            }
+        ],
         "wire": [{"row": "2 workers", "before": [1.5, 1.25], "now": [1.0]}],
     }
     (tmp_path / "results.json").write_text(json.dumps(record))
     command = [sys.executable, str(FOLDER / "run.py"), "tables", "--folder", str(tmp_path)]
     printed = subprocess.check_output(command, text=True)
     assert "| 1gbit, 2 | gloo | 0.500 | 0.25 (0.12 to 0.50) |" in printed
+    assert "| 8 | gradwire allreduce none | 0.250 | 1.25 | 0.75 (0.75 to 0.75) | 12 |" in printed
     assert "| 2 workers | 1.38 (1.25 to 1.50) | 1.00 (1.00 to 1.00) |" in printed
 
 

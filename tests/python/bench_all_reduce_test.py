@@ -138,7 +138,7 @@ def test_traffic_that_is_not_the_formula_is_found(sent: float, link: float, text
     wanted = plan(stores=("allreduce",))
     (system,) = stores.systems(wanted)
     payload = all_reduce.payload_bytes(wanted, system)
-    launch = Launch([1.0], [round(sent * payload)] * 4, 1.0, 0.0, 1.0, link * payload, True)
+    launch = Launch([1.0], [round(sent * payload)] * 4, 1.0, 0.0, 1.0, link * payload, 0, True)
     if text is None:
         all_reduce.check_bytes(wanted, system, launch)
         return
@@ -162,6 +162,18 @@ def test_machine_seconds_see_what_this_process_burns() -> None:
     while time.process_time() - own < 0.2:
         pass
     assert rounds.machine_seconds() - before >= 0.1
+
+
+def test_memory_that_a_round_takes_and_gives_back_is_in_its_peak() -> None:
+    memory = rounds.ResidentMemory()
+    taken = np.ones(4_000_000)
+    kept = np.ones(2_000_000)
+    assert memory.peak_bytes() >= memory.kept_bytes() >= 47_000_000
+    del taken
+    assert memory.peak_bytes() >= 47_000_000
+    assert 15_000_000 <= memory.kept_bytes() <= 17_000_000
+    assert rounds.ResidentMemory().peak_bytes() < 1_000_000
+    del kept
 
 
 # ---------------------------------------------------------------- Gloo

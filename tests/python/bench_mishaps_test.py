@@ -29,7 +29,7 @@ def turns_of(
     def run(plan: Any, row: System, network: Any, count: int) -> Launch:
         if (failure := outcomes[row.name].pop(0)) is not None:
             raise failure
-        return Launch([1.0] * count, None, 1.0, 0.0, 1.0, None, True)
+        return Launch([1.0] * count, None, 1.0, 0.0, 1.0, None, 0, True)
 
     monkeypatch.setattr(launches, "_run", run)
     rows = [system(name) for name in outcomes]

@@ -29,7 +29,8 @@ CODEC_FIELDS = {
 }
 ROUND_FIELDS = {
     *("system", "codec", "reply", "ranks", "servers", "bytes", "bandwidth", "seconds_min", "seconds_median"),
-    *("wire_limit_seconds", "bytes_sent_per_rank", "cpu_seconds_per_gb", "checksum", "encrypted"),
+    *("wire_limit_seconds", "bytes_sent_per_rank", "cpu_seconds_per_gb", "memory_bytes_per_rank"),
+    *("checksum", "encrypted"),
 }
 
 

@@ -45,6 +45,7 @@ class Launch:
     server_cpu_seconds: float  # of all servers
     machine_seconds: float  # CPU time of the whole machine while rounds were timed
     link_bytes: float | None  # per round and rank; None where there are no links
+    memory_bytes: int  # that rounds have taken, of the rank with the most
     right: bool
 
     @property
@@ -94,6 +95,7 @@ class Collector:
             server_cpu_seconds=summing,
             machine_seconds=sum(rows[0]["machine_seconds"] for rows in timed),
             link_bytes=None if links is None or links_before is None else (links - links_before) / len(flat),
+            memory_bytes=max(row["memory_bytes"] for row in flat),
             right=alike and all(row["right"] for rows in by_round for row in rows),
         )
 
@@ -231,6 +233,7 @@ def record(plan: RoundPlan, system: System, launches: Sequence[Launch]) -> dict[
         "cpu_seconds_per_gb": sum(launch.cpu_seconds for launch in launches) / gradient_gb,
         "server_cpu_seconds_per_gb": sum(launch.server_cpu_seconds for launch in launches) / gradient_gb,
         "machine_cpu_seconds_per_gb": sum(launch.machine_seconds for launch in launches) / gradient_gb,
+        "memory_bytes_per_rank": max(launch.memory_bytes for launch in launches),
         "checksum": all(launch.right for launch in launches),
         "encrypted": plan.encrypt and system.name == "gradwire",
     }

@@ -192,12 +192,14 @@ def run(task: Task, rank: int, actions: Actions, accepts: Accepts) -> None:
     """
     cuts = task.shares()
     rows = []
+    kept = 0  # of the memory that rounds have taken
     for index in range(task.warm_up + task.rounds):
         if index == task.warm_up and rank == 0:
             _mark("begin", task.folder)
         actions.prepare()
         sent = actions.sent_bytes() if actions.sent_bytes else 0
         actions.barrier()
+        memory = ResidentMemory()
         busy, cpu, begin = machine_seconds(), time.process_time(), time.perf_counter()
         actions.exchange()
         seconds = time.perf_counter() - begin
@@ -207,8 +209,10 @@ def run(task: Task, rank: int, actions: Actions, accepts: Accepts) -> None:
             "seconds": seconds,
             "cpu_seconds": time.process_time() - cpu,
             "machine_seconds": machine_seconds() - busy,
+            "memory_bytes": kept + memory.peak_bytes(),
             "sent_bytes": actions.sent_bytes() - sent if actions.sent_bytes else None,
         }
+        kept += memory.kept_bytes()
         total = actions.result()
         row |= {"right": accepts(total), "digests": [zlib.crc32(total[cut]) for cut in cuts]}
         rows.append(row)
@@ -224,6 +228,27 @@ def run(task: Task, rank: int, actions: Actions, accepts: Accepts) -> None:
 def result_file(folder: str | Path, rank: int) -> Path:
     """Where rank leaves its rounds."""
     return Path(folder, f"rank-{rank}.json")
+
+
+class ResidentMemory:
+    """How much memory this process has taken since this was made, in pages that are there."""
+
+    def __init__(self) -> None:
+        Path("/proc/self/clear_refs").write_text("5")  # the peak is that from here on
+        self._before = _status_bytes("VmRSS")
+
+    def peak_bytes(self) -> int:
+        return _status_bytes("VmHWM") - self._before
+
+    def kept_bytes(self) -> int:
+        """What it has still."""
+        return _status_bytes("VmRSS") - self._before
+
+
+def _status_bytes(name: str) -> int:
+    """A line of /proc/self/status."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return 1024 * next(int(line.split()[1]) for line in lines if line.startswith(f"{name}:"))
 
 
 def machine_seconds() -> float:
