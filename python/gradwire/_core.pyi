@@ -568,6 +568,11 @@ class Engine:
         With 1: what this thread waits for from now on, however often it looks, it waits for until it has come; with -1 no longer. So workers that wait for one another are found.
         """
 
+    def let_go_of_arrays(self) -> None:
+        """
+        Lets go of the arrays of operations that are done, which otherwise the next operation does.
+        """
+
     def await_rounds(self) -> None:
         """Waits until all rounds that this worker has begun are over."""
 

@@ -131,6 +131,8 @@ void bind_engine(nb::module_& module) {
           "change_endless", [](PyEngine& s, int by) { s.engine().callers()->change_endless(by); }, "by"_a,
           "With 1: what this thread waits for from now on, however often it looks, it waits for until it has "
           "come; with -1 no longer. So workers that wait for one another are found.")
+      .def("let_go_of_arrays", &PyEngine::let_go_of_arrays,
+           "Lets go of the arrays of operations that are done, which otherwise the next operation does.")
       .def(
           "await_rounds", [](PyEngine& s) { s.engine().await_rounds("commit"); }, Collective(),
           "Waits until all rounds that this worker has begun are over.")

@@ -94,6 +94,12 @@ class PyEngine {
     kept_of_pushes_.keep(std::move(taken), std::move(grad), {});
   }
 
+  /// Of operations that are done.
+  void let_go_of_arrays() {
+    kept_.let_go();
+    kept_of_pushes_.let_go();
+  }
+
   void bind_slots(const std::vector<kvstore::KeyId>& keys, const std::vector<Floats>& arrays,
                   const std::vector<std::int32_t>& priorities, kvstore::SlotSet set,
                   const std::vector<std::uint32_t>& groups) {

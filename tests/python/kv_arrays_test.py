@@ -40,10 +40,20 @@ def test_a_call_that_failed_keeps_no_array_of_later_ones(kv: KVStore, tmp_path: 
     watched = [weakref.ref(value) for value in values]
     for _ in range(len(values)):
         store.pushpull("w", values.pop())
-    store.pushpull("w", ones())
     gc.collect()
     assert [reference() for reference in watched] == [None] * 3
     store.close()
+
+
+def test_a_call_that_has_ended_keeps_no_array(kv: KVStore) -> None:
+    kv.init("w", ones())
+    grad, out = ones(), ones()
+    watched = [weakref.ref(grad), weakref.ref(out)]
+    kv.push("w", grad)
+    kv.pull("w", out)
+    del grad, out
+    gc.collect()
+    assert [reference() for reference in watched] == [None] * 2
 
 
 class _SlowToDie:

@@ -391,6 +391,7 @@ class Worker(AbstractKVStore):
                 self.print_notices()
         finally:
             self.engine.change_endless(-1)
+            self.engine.let_go_of_arrays()
         self.waited_seconds += time.perf_counter() - began
 
     def print_notices(self) -> None:
