@@ -379,7 +379,7 @@ def a_step_with_a_nan_in_one_group_leaves_no_trace_in_the_others() -> None:
         torch.manual_seed(0)
         model = Layers()
         scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10, growth_interval=2, enabled=scaled)
-        gw.torch.compress_reduce_scatter(model, codec=codec, grad_scaler=scaler)
+        gw.torch.compress_reduce_scatter(model, codec, grad_scaler=scaler, on_nonfinite="skip_step")
         optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
         for step in range(8):
             bad = step in (0, 4)

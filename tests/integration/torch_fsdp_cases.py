@@ -472,8 +472,9 @@ def poisoned(codec: str | None) -> tuple[Poisoned, dict[str, Any]]:
     for module in (*model.layers, model.alone):
         fully_shard(module)
     fully_shard(model)
-    compressed = None if codec is None else gw.torch.compress_reduce_scatter(model, codec=codec)
-    return model, {} if compressed is None else compressed._scatters
+    if codec is None:
+        return model, {}
+    return model, gw.torch.compress_reduce_scatter(model, codec=codec, on_nonfinite="skip_step")._scatters
 
 
 def data(step: int) -> torch.Tensor:
@@ -531,6 +532,54 @@ def a_veto_holds_for_the_outermost_backward() -> None:
             assert taken_back == (step == 1), (step, name)
 
 
+@case
+def where_nothing_is_taken_back_a_module_without_a_nan_goes_on() -> None:
+    for choice in ("warn", "ignore"):
+        model = nn.Sequential(nn.Linear(12, 12), nn.Linear(12, 12))
+        for layer in model:
+            fully_shard(layer)
+        compressed = gw.torch.compress_reduce_scatter(model, codec="topk:ratio=0.25", on_nonfinite=choice)
+        model(data(0)).square().sum().backward()
+        before = compressed.state_dict()["modules"]
+        model[1].register_full_backward_hook(lambda *_: (torch.full((5, 12), float("nan")),))
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            model(data(1)).square().sum().backward()
+        assert any("held a NaN" in str(w.message) for w in caught) == (choice == "warn")
+        after = compressed.state_dict()["modules"]
+        assert torch.equal(after["0"]["residuals"], before["0"]["residuals"])
+        assert not torch.equal(after["1"]["residuals"], before["1"]["residuals"])
+        assert all(scatter._kept is scatter._state for scatter in compressed._scatters.values())
+
+
+@case
+def residuals_in_bfloat16_take_half_and_lose_little() -> None:
+    made = {}
+    for dtype in (torch.float32, torch.bfloat16):
+        model = nn.Linear(12, 12)
+        fully_shard(model)
+        made[dtype] = model, gw.torch.compress_reduce_scatter(model, "topk:ratio=0.25", residual_dtype=dtype)
+    states = {}
+    for dtype, (model, compressed) in made.items():
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.fill_(0.1)
+        for step in range(3):
+            model(data(step)).square().sum().backward()
+        (scatter,) = compressed._scatters.values()
+        assert {residual.dtype for residual in scatter._state.residuals} == {dtype}
+        states[dtype] = compressed.state_dict()
+        compressed.load_state_dict(states[dtype])
+        assert torch.equal(
+            compressed.state_dict()["modules"][""]["residuals"], states[dtype]["modules"][""]["residuals"]
+        )
+    whole, half = (states[dtype]["modules"][""]["residuals"] for dtype in made)
+    assert half.dtype == torch.float32
+    assert torch.equal(half.bfloat16().float(), half)
+    assert not torch.equal(half, whole)
+    torch.testing.assert_close(half, whole, rtol=0.02, atol=0.02 * float(whole.abs().max()))
+
+
 def same_residuals(one: Any, other: Any) -> bool:
     if one is None or other is None:
         return one is other
@@ -565,7 +614,7 @@ def require_delivered(run: Step, *, has_root: bool = True) -> None:
         model = Words()
         for layer in (model.first, model.last, model if has_root else model.table):
             fully_shard(layer)
-        gw.torch.compress_reduce_scatter(model, codec=codec)
+        gw.torch.compress_reduce_scatter(model, codec=codec, on_nonfinite="skip_step")
         found = [torch.zeros(p.shape) for p in model.parameters()]
         for step in range(16):
             model.zero_grad()
@@ -708,6 +757,15 @@ def what_is_wrong_with_a_call_is_said() -> None:
         for wrong in (None, [model]):
             with pytest.raises(TypeError, match=r"model is a (NoneType|list), expected a torch.nn.Module"):
                 compress(wrong, codec="int8")
+    with pytest.raises(ValueError, match="on_nonfinite='never': expected warn, skip_step or ignore"):
+        gw.torch.compress_reduce_scatter(fully_shard(nn.Linear(4, 4)), "int8", on_nonfinite="never")  # type: ignore[arg-type]
+    with pytest.raises(
+        ValueError, match=r"residual_dtype=torch\.float16: expected torch\.float32 or torch\.bfloat16"
+    ):
+        gw.torch.compress_reduce_scatter(fully_shard(nn.Linear(4, 4)), "int8", residual_dtype=torch.float16)
+    own = torch.bfloat16 if dist.get_rank() else torch.float32
+    with pytest.raises(ValueError, match="residual_dtype is"):
+        gw.torch.compress_reduce_scatter(fully_shard(nn.Linear(4, 4)), "int8", residual_dtype=own)
     with pytest.raises(TypeError, match="process_group is a int, expected"):
         gw.torch.compress_reduce_scatter(fully_shard(nn.Linear(4, 4)), "int8", 3)
 

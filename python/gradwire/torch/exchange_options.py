@@ -23,6 +23,19 @@ OnNonfinite = Literal["warn", "skip_step", "ignore"]
 SparseGradients = Literal["rows", "dense", "warn"]
 
 
+def vetoes(on_nonfinite: OnNonfinite, grad_scaler: Any) -> bool:
+    """True where a step with a NaN is not taken, so that what was sent in it has to be taken back."""
+    return on_nonfinite == "skip_step" or grad_scaler is not None
+
+
+def require_on_nonfinite(who: str, on_nonfinite: OnNonfinite) -> None:
+    """Raises ValueError, of `who`, unless it is one of the three."""
+    if on_nonfinite not in get_args(OnNonfinite):
+        raise ValueError(
+            f"gradwire.torch: {who}: on_nonfinite={on_nonfinite!r}: expected warn, skip_step or ignore"
+        )
+
+
 @dataclass(frozen=True)
 class ExchangeOptions:
     """What all front ends take, as GivenOptions has checked it.
@@ -52,8 +65,7 @@ class ExchangeOptions:
 
     @property
     def vetoes(self) -> bool:
-        """True where a step with a NaN is not taken, so that what was sent in it has to be taken back."""
-        return self.on_nonfinite == "skip_step" or self.grad_scaler is not None
+        return vetoes(self.on_nonfinite, self.grad_scaler)
 
     @property
     def alike(self) -> dict[str, Any]:
@@ -99,10 +111,7 @@ class GivenOptions:
             ValueError: a bad value, or two that do not go together.
             TypeError: one is of another kind.
         """
-        if on_nonfinite not in get_args(OnNonfinite):
-            raise ValueError(
-                f"gradwire.torch: {who}: on_nonfinite={on_nonfinite!r}: expected warn, skip_step or ignore"
-            )
+        require_on_nonfinite(who, on_nonfinite)
         self.grad_scaler = enabled_scaler(grad_scaler)
         self.on_nonfinite = on_nonfinite
         self.auto = session.auto_budget(compression, budget)

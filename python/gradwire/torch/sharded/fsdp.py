@@ -9,10 +9,14 @@ With codec "none", shards are sent in their own dtype and divided before they ar
 gathers the parameters, so every rank must have the same bits of them.
 
 Each FSDP module has its own reduce-scatter, of all its parameters: biases and norms are compressed too. If any rank has
-a NaN or an infinity in a module, all its shards are NaN, with a warning. After that backward(), the residuals of all
-modules are restored. Do not take the step; a GradScaler skips it. With grad_scaler, a value beyond the codec's format
-(fp16's 65504) has the same effect; without it, the largest value is sent, with a warning. If a step has several
-backward() calls that reduce, the residuals of the earlier calls are kept. A backward() that raises an error is over.
+a NaN or an infinity in a module, all its shards are NaN, with a warning, and its residuals are as they were before. Do
+not take the step; a GradScaler skips it. With grad_scaler, or on_nonfinite="skip_step", the residuals of all modules
+are restored after that backward(), and a value beyond the codec's format (fp16's 65504) has the same effect. Else the
+largest value is sent, with a warning. If a step has several backward() calls that reduce, the residuals of the earlier
+calls are kept. A backward() that raises an error is over.
+
+A residual is as large as the whole model on every rank, since a rank encodes all shards of its gradients: 4 bytes for
+each parameter, or 2 with residual_dtype=torch.bfloat16; twice that where residuals are restored after a NaN.
 
 For a checkpoint, save `compressed.state_dict()` on each rank beside model and optimizer. Or save all of a job with
 gradwire.torch.save_checkpoint(), or with torch.distributed.checkpoint, which accepts `compressed` as it is.
@@ -41,10 +45,10 @@ from gradwire.torch.checkpoint import require_alone
 from gradwire.torch.codecs import adam_warning
 from gradwire.torch.ddp.hook_checkpoint import ScattersPart
 from gradwire.torch.distributed_checkpoint import by_rank, is_for_distributed_checkpoint, of_rank
-from gradwire.torch.exchange_options import enabled_scaler
+from gradwire.torch.exchange_options import OnNonfinite, enabled_scaler, require_on_nonfinite
 from gradwire.torch.process_group import require_alike, store_of
 from gradwire.torch.sharded.layout import finder, in_words, parameter_groups, sharded_modules
-from gradwire.torch.sharded.scatter import CompressedReduceScatter
+from gradwire.torch.sharded.scatter import CompressedReduceScatter, ScatterOptions
 from gradwire.torch.sharded.scattering_backward import ScatteringBackward
 
 _WHO = "gradwire.torch: compress_reduce_scatter"
@@ -56,6 +60,8 @@ def compress_reduce_scatter(
     process_group: dist.ProcessGroup | None = None,
     *,
     grad_scaler: Any = None,
+    on_nonfinite: OnNonfinite = "warn",
+    residual_dtype: torch.dtype = torch.float32,
 ) -> ReduceScatters:
     """Compresses the gradients of every FSDP module in a model. A collective of the group, after fully_shard().
 
@@ -73,6 +79,10 @@ def compress_reduce_scatter(
         process_group: the process group over which the model is sharded. Default: torch's default group.
         grad_scaler: the torch.amp.GradScaler that scales the loss. Gradients are sent without its scale, so that
             residuals keep their meaning when the scale changes. Default: None.
+        on_nonfinite: what to do if any rank meets a NaN or an infinity: "warn", or "ignore": no warning. "skip_step":
+            the script does not take the step, so the residuals of all modules are restored. Default: "warn".
+        residual_dtype: torch.float32, or torch.bfloat16: half the memory. What is below 1/512 of a residual is then
+            lost. Default: torch.float32.
 
     Returns: an object with what was saved, stats(), and with the state that checkpoints of this rank need: state_dict()
         and load_state_dict().
@@ -95,22 +105,36 @@ def compress_reduce_scatter(
     spec, scaler, failure = "", None, None
     try:
         spec = session.parse_compression(wanted).spec
+        require_on_nonfinite("compress_reduce_scatter", on_nonfinite)
+        _require_residual_dtype(residual_dtype)
         scaler = enabled_scaler(grad_scaler)
     except (TypeError, ValueError) as error:  # the other ranks must hear of it
         failure = error
     group = process_group or dist.group.WORLD
     assert group is not None  # or no module could be sharded
-    require_alike(_WHO, [group], {"codec": wanted, "grad_scaler": scaler is not None}, failure)
+    options = ScatterOptions(scaler, on_nonfinite, residual_dtype)
+    told = {
+        "codec": wanted,
+        "grad_scaler": scaler is not None,
+        "on_nonfinite": on_nonfinite,
+        "residual_dtype": residual_dtype,
+    }
+    require_alike(_WHO, [group], told, failure)
     store = store_of(process_group)
     backward = ScatteringBackward(store, functools.partial(_warn_of_left_out, weakref.ref(model)))
     scatters = {}
     for number, (name, module) in enumerate(modules.items()):
-        scatter = CompressedReduceScatter(store, spec, number, module, name, backward, scaler)
+        scatter = CompressedReduceScatter(store, spec, number, module, name, backward, options)
         module.set_custom_reduce_scatter(scatter)
         scatters[name] = scatter
     groups = [group for module in modules.values() for group in parameter_groups(module)]
     adam_warning.watch((finder(each), spec) for group in groups for each in group.fsdp_params)
     return ReduceScatters(store, scatters)
+
+
+def _require_residual_dtype(dtype: Any) -> None:
+    if dtype not in (torch.float32, torch.bfloat16):
+        raise ValueError(f"{_WHO}: residual_dtype={dtype!r}: expected torch.float32 or torch.bfloat16")
 
 
 def _is_compressed(module: FSDPModule) -> bool:

@@ -26,6 +26,7 @@ from gradwire import compress
 from gradwire.gathered_sum import Met, noted, read, warn_of_kept_rest, warn_of_nan_sum
 from gradwire.kv import KVStore
 from gradwire.torch.elements import as_real, exchanged_dtype
+from gradwire.torch.exchange_options import OnNonfinite, vetoes
 from gradwire.torch.sharded.layout import Layout, TrainedParameters, in_words, parameter_groups, read_layout
 from gradwire.torch.sharded.module_shards import ModuleShards
 from gradwire.torch.sharded.scattering_backward import ScatteringBackward
@@ -37,11 +38,31 @@ _OTHER_OPS = (
 )
 
 
+@dataclass(frozen=True)
+class ScatterOptions:
+    """What compress_reduce_scatter() was given for all modules of a model.
+
+    Attributes:
+        grad_scaler: scales the loss, or None.
+        on_nonfinite: as of HookState.
+        residual_dtype: in which residuals are kept from one backward() to the next.
+    """
+
+    grad_scaler: Any
+    on_nonfinite: OnNonfinite
+    residual_dtype: torch.dtype
+
+    @property
+    def vetoes(self) -> bool:
+        """Whether what was sent in a step with a NaN is taken back."""
+        return vetoes(self.on_nonfinite, self.grad_scaler)
+
+
 @dataclass
 class _State:
     """What a reduce-scatter leaves for the next."""
 
-    residuals: list[torch.Tensor]  # by owner of the shard: float32 (elements,), where the gradients are
+    residuals: list[torch.Tensor]  # by owner of the shard: (elements,), where the gradients are
     scales: list[torch.Tensor | None]  # by owner, where the codec agrees them
     step: int
     layout: (
@@ -52,8 +73,8 @@ class _State:
     )  # residuals of parameters that are not in it
 
     def copy(self, device: torch.device) -> _State:
-        """On this device."""
-        residuals = [residual.to(device, copy=True) for residual in self.residuals]
+        """On this device, with residuals in float32, as codecs take them."""
+        residuals = [residual.to(device, torch.float32, copy=True) for residual in self.residuals]
         scales = [None if one is None else one.to(device) for one in self.scales]
         return _State(residuals, scales, self.step, self.layout, self.parked)
 
@@ -70,7 +91,7 @@ class _State:
         """Residuals, those that are parked included."""
         if self.layout is None:
             return {}
-        return self.parked | self.layout.split(torch.stack(self.residuals).cpu())
+        return self.parked | self.layout.split(torch.stack(self.residuals).float().cpu())
 
 
 class CompressedReduceScatter(DefaultAllocMixin, ReduceScatter):
@@ -84,7 +105,7 @@ class CompressedReduceScatter(DefaultAllocMixin, ReduceScatter):
         module: FSDPModule,
         name: str,
         backward: ScatteringBackward,
-        grad_scaler: Any,
+        options: ScatterOptions,
     ) -> None:
         """
         Args:
@@ -94,7 +115,7 @@ class CompressedReduceScatter(DefaultAllocMixin, ReduceScatter):
             module: whose gradients they are; it has parameters of its own.
             name: of the module, for error texts.
             backward: the model's, of all its modules.
-            grad_scaler: scales the loss, or None.
+            options: of the model.
         """
         self._store = store
         self._spec = spec
@@ -107,7 +128,7 @@ class CompressedReduceScatter(DefaultAllocMixin, ReduceScatter):
         self._shards = ModuleShards(name, self._group, range(len(self._group.fsdp_params)))
         self._name = name
         self._backward = backward
-        self._grad_scaler = grad_scaler
+        self._options = options
         self._state: _State | None = None
         self._kept: _State | None = None  # as of the last backward() that is over
         if self._codec.lossy:
@@ -205,7 +226,8 @@ class CompressedReduceScatter(DefaultAllocMixin, ReduceScatter):
 
     @property
     def _loss_scale(self) -> float:
-        return 1.0 if self._grad_scaler is None else float(self._grad_scaler.get_scale())
+        scaler = self._options.grad_scaler
+        return 1.0 if scaler is None else float(scaler.get_scale())
 
     def _compressed_sum(self, coder: ShardCodec, shards: torch.Tensor, loss_scale: float) -> torch.Tensor:
         """Returns the sum of this rank's shard, float32, where the shards are."""
@@ -242,7 +264,7 @@ class CompressedReduceScatter(DefaultAllocMixin, ReduceScatter):
         scales = [None if one is None else one.to("cpu", copy=True) for one in self._state.scales]
         return {
             "codec": self._spec,
-            "residuals": torch.stack(self._state.residuals).cpu(),
+            "residuals": torch.stack(self._state.residuals).float().cpu(),
             "scales": scales,
             "step": self._state.step,
             "layout": None if self._state.layout is None else self._state.layout.written(),
@@ -317,15 +339,21 @@ class CompressedReduceScatter(DefaultAllocMixin, ReduceScatter):
         # left stays here.
         if met == Met.ZEROS:
             return shards.new_zeros(elements)
-        if met == Met.NONFINITE or (met == Met.BEYOND and self._grad_scaler is not None):
-            self._backward.veto()
-            if self._grad_scaler is None:  # to a GradScaler it is its daily work
+        options = self._options
+        if met == Met.NONFINITE or (met == Met.BEYOND and options.vetoes):
+            if options.vetoes:
+                self._backward.veto()
+            # To a GradScaler it is its daily work.
+            if options.grad_scaler is None and options.on_nonfinite != "ignore":
                 warn_of_nan_sum()
             return shards.new_full((elements,), math.nan)
-        if met == Met.BEYOND:
+        if met == Met.BEYOND and options.on_nonfinite != "ignore":
             warn_of_kept_rest()
-        self._state = state
+        state.residuals = [residual.to(options.residual_dtype) for residual in state.residuals]
         state.step += 1
+        self._state = state
+        if not options.vetoes:  # nothing is taken back, so no copy is kept until backward() is over
+            self._kept = state
         with self._timed(coder):
             total, mine = coder.total(received, elements)
         if mine is not None:
