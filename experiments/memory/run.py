@@ -1,0 +1,116 @@
+"""How much memory does training take for each parameter, with and without gradwire?
+
+    python experiments/memory/run.py             all arms, two ranks each: three minutes
+    python experiments/memory/run.py tables      measures nothing: prints README.md's table
+
+Each arm is a job of its own. A figure is the slope between a small model and a large one, so what a process takes
+whatever the model is not in it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from gradwire.terminal.machine import gradwire_version, machine_description
+
+HERE = Path(__file__).resolve().parent
+MILLIONS = (16, 48)
+LAYER = 1024 * 1024  # parameters
+CODECS = ("none", "fp16", "int8", "nf4", "2bit")
+# Front end, codec ("plain": without gradwire), servers.
+ARMS = (
+    ("ddp", "plain", 0),
+    *(("ddp", codec, 0) for codec in CODECS),
+    ("optimizer", "plain", 0),
+    *(("optimizer", codec, 0) for codec in CODECS),
+    *(("optimizer", codec, 2) for codec in CODECS),
+    ("fsdp2", "plain", 0),
+    *(("fsdp2", codec, 0) for codec in (*CODECS, "int8 bfloat16")),
+)
+NAMES = {"ddp": "DDP and its hook", "optimizer": "DistributedOptimizer", "fsdp2": "FSDP2"}
+
+
+def peaks(front_end: str, codec: str, servers: int, millions: int) -> dict[str, int]:
+    """What rank 0 of a job with two ranks says: peaks in bytes, of itself and of a server."""
+    worker = [sys.executable, str(HERE / "worker.py"), front_end, codec, str(millions)]
+    command = [sys.executable, "-m", "gradwire.cli", "run", "-n", "2", "-s", str(servers), *worker]
+    # What is in use: by default glibc keeps memory that nobody has any more.
+    environment = os.environ | {
+        "OMP_NUM_THREADS": "1",
+        "MALLOC_ARENA_MAX": "1",
+        "MALLOC_MMAP_THRESHOLD_": "131072",
+    }
+    done = subprocess.run(
+        command, env=environment, stdout=subprocess.PIPE, text=True, check=True, timeout=600
+    )
+    (line,) = (line for line in done.stdout.splitlines() if "{" in line)
+    found: dict[str, int] = json.loads(line[line.index("{") :])
+    return found
+
+
+def measure(front_end: str, codec: str, servers: int, millions: tuple[int, int]) -> dict[str, Any]:
+    """One arm."""
+    small, large = (peaks(front_end, codec, servers, count) for count in millions)
+    parameters = (millions[1] - millions[0]) * LAYER
+    each = {name: (large[name] - small[name]) / parameters for name in small}
+    return {
+        "front_end": front_end,
+        "codec": codec,
+        "servers": servers,
+        "bytes_per_parameter": round(each["worker"], 2),
+        "server_bytes_per_parameter": round(each["server"], 2) if servers else None,
+    }
+
+
+def tables(record: dict[str, Any]) -> str:
+    """README.md's."""
+    lines = [
+        "| front end | codec | a worker | more than without gradwire | a server |",
+        "|---|---|---|---|---|",
+    ]
+    plain = {
+        row["front_end"]: row["bytes_per_parameter"] for row in record["arms"] if row["codec"] == "plain"
+    }
+    for row in record["arms"]:
+        name = NAMES[row["front_end"]] + (f", {row['servers']} servers" if row["servers"] else "")
+        own = row["bytes_per_parameter"]
+        more = "" if row["codec"] == "plain" else f"{own - plain[row['front_end']]:+.1f}"
+        spec, _, in_bfloat16 = row["codec"].partition(" ")
+        codec = "without gradwire" if spec == "plain" else f"`{spec}`"
+        codec += ", residuals in bfloat16" if in_bfloat16 else ""
+        server = (
+            "" if row["server_bytes_per_parameter"] is None else f"{row['server_bytes_per_parameter']:.1f}"
+        )
+        lines.append(f"| {name} | {codec} | {own:.1f} | {more} | {server} |")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("what", nargs="?", choices=("measure", "tables"), default="measure")
+    parser.add_argument("--folder", type=Path, default=HERE, help="where results.json is")
+    given = parser.parse_args()
+    file = given.folder / "results.json"
+    if given.what == "measure":
+        arms = []
+        for arm in ARMS:
+            arms.append(measure(*arm, MILLIONS))
+            print(arms[-1], flush=True)
+        record = {
+            "gradwire": gradwire_version(),
+            "machine": machine_description(),
+            "millions": MILLIONS,
+            "arms": arms,
+        }
+        file.write_text(json.dumps(record, indent=1) + "\n")
+    print(tables(json.loads(file.read_text())))
+
+
+if __name__ == "__main__":
+    main()
