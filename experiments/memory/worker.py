@@ -56,7 +56,7 @@ def prepared(front_end: str, codec: str, model: nn.Module) -> tuple[nn.Module, t
 
 
 def peak_of_servers() -> int:
-    """The most memory that one of this job's servers has had, in bytes; 0: it has none."""
+    """The most memory that a server of this job has had, in bytes, or its scheduler, the same program; 0: neither."""
     found = [0]
     for status in Path("/proc").glob("[0-9]*/status"):
         try:

@@ -25,4 +25,5 @@ def test_a_worker_and_a_server_take_what_a_model_needs(front_end: str, codec: st
     found = memory.peaks(front_end, codec, servers, 4)
     ranks_of_a_parameter = 2 if front_end == "fsdp2" else 1
     assert found["worker"] >= 16 * 4 * memory.LAYER / ranks_of_a_parameter  # it, its gradient, AdamW's two
-    assert (found["server"] > 2 * memory.LAYER) == bool(servers)  # half of the gradients
+    # Where there is no server, it is the scheduler's: 9 MB of program and no gradients.
+    assert (found["server"] > 16_000_000) == bool(servers)
