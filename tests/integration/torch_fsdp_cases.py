@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
+from gradwire.torch.sharded.scatter import _rounded
 from torch import nn
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.utils.checkpoint import checkpoint
@@ -577,6 +578,8 @@ def residuals_in_bfloat16_take_half_and_lose_little() -> None:
     assert half.dtype == torch.float32
     assert torch.equal(half.bfloat16().float(), half)
     assert not torch.equal(half, whole)
+    beyond = torch.tensor(torch.finfo(torch.float32).max)
+    assert float(_rounded(beyond, torch.bfloat16)) == torch.finfo(torch.bfloat16).max
     torch.testing.assert_close(half, whole, rtol=0.02, atol=0.02 * float(whole.abs().max()))
 
 

@@ -133,8 +133,8 @@ class ReplicaExchange:
             self._is_outside = True
 
     def _is_complete(self) -> bool:
-        """Whether all modules that are trained have taken part in the step."""
-        return all(each in self._taking_part for each in self._modules if each.trained)
+        """Whether all modules that are trained, and run, have taken part in the step."""
+        return all(each in self._taking_part for each in self._modules if each.trained and each.has_run)
 
     def _deliver(self, module: ModuleShards) -> None:
         """Waits for a module's means, and hands them over."""
@@ -174,17 +174,21 @@ class ReplicaExchange:
         """
         if self._has_failed or self._is_outside:
             self._has_failed = False
-            self._end_step()
+            self._end_step(is_late=True)
 
     @torch.no_grad()
-    def _end_step(self) -> bool:
-        """Returns whether it is not to be taken: some gradient is NaN then on each rank that has one."""
+    def _end_step(self, *, is_late: bool = False) -> bool:
+        """Returns whether it is not to be taken: some gradient is NaN then on each rank that has one.
+
+        Args:
+            is_late: p.grad may be the next step's. Default: it is this one's.
+        """
         self._is_outside = False
         for module in list(self._sums):
             self._deliver(module)
         nonfinite = self._exchange.finish(self._met_by_others)
         is_spoilt = nonfinite and self._options.vetoes
-        if is_spoilt:
+        if is_spoilt and not is_late:
             _spoil(self._taking_part)
         self._taking_part.clear()
         self._exchange.program_step += 1

@@ -244,8 +244,8 @@ class CompressedReduceScatter(DefaultAllocMixin, ReduceScatter):
         return self._reduce(coder, given) * loss_scale
 
     def residual_squares(self) -> float:
-        """Returns the sum of the squares of what it has left, as of the last backward() that is over. On any thread:
-        the residuals of a state do not change once it is there.
+        """Returns the sum of the squares of what it has left, as of the last backward() that is over, or, where nothing
+        is taken back, of its last sum. On any thread: the residuals of a state do not change once it is there.
         """
         state = self._state if self._backward.is_kept_at_once else self._kept
         return 0.0 if state is None else state.squares()
@@ -349,7 +349,7 @@ class CompressedReduceScatter(DefaultAllocMixin, ReduceScatter):
             return shards.new_full((elements,), math.nan)
         if met == Met.BEYOND and options.on_nonfinite != "ignore":
             warn_of_kept_rest()
-        state.residuals = [residual.to(options.residual_dtype) for residual in state.residuals]
+        state.residuals = [_rounded(residual, options.residual_dtype) for residual in state.residuals]
         state.step += 1
         self._state = state
         if not options.vetoes:  # nothing is taken back, so no copy is kept until backward() is over
@@ -394,6 +394,14 @@ class CompressedReduceScatter(DefaultAllocMixin, ReduceScatter):
         here = set() if layout is None else {piece.name for piece in layout.pieces}
         parked = {name: residual for name, residual in residuals.items() if name not in here}
         return _State(list(shards), [None] * ranks, step, layout, parked)
+
+
+def _rounded(residual: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """In this dtype, and finite."""
+    if dtype == residual.dtype:
+        return residual
+    largest = torch.finfo(dtype).max
+    return residual.clamp(-largest, largest).to(dtype)
 
 
 def factor_of(op: Any, ranks: int) -> float:
