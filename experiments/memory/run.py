@@ -1,6 +1,6 @@
 """How much memory does training take for each parameter, with and without gradwire?
 
-    python experiments/memory/run.py             all arms, two ranks each: three minutes
+    python experiments/memory/run.py             all arms, two ranks each: a quarter of an hour
     python experiments/memory/run.py tables      measures nothing: prints README.md's table
 
 Each arm is a job of its own. A figure is the slope between a small model and a large one, so what a process takes

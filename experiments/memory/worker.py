@@ -79,9 +79,8 @@ def main(front_end: str, codec: str, millions: int) -> None:
     memory = ResidentMemory()
     torch.manual_seed(0)
     model, optimizer = prepared(front_end, codec, Network(millions))
-    batch = torch.randn(
-        1, WIDTH, requires_grad=True
-    )  # else FSDP2 reduces all layers at the end of backward()
+    # With a gradient of its own, or FSDP2 would reduce all layers at the end of backward().
+    batch = torch.randn(1, WIDTH, requires_grad=True)
     for _ in range(STEPS):
         optimizer.zero_grad(set_to_none=False)
         model(batch).backward()

@@ -292,8 +292,9 @@ def a_nan_in_a_pipeline_spoils_the_step_before_it_is_taken() -> None:
     """One shard has a NaN, and the ranks with the other hear of it."""
     with_unused = Net()
     with_unused.unused = nn.Linear(3, 3)
-    models = (shard(Net()), "first"), (shard(Net()), "last"), (shard(nn.Linear(9, 8)), "")
-    for model, poisoned in (*models, (shard(with_unused), "first")):
+    nets = (Net(), "first"), (Net(), "last"), (nn.Linear(9, 8), ""), (with_unused, "first")
+    for net, poisoned in nets:
+        model = shard(net)
         compressed = gw.torch.compress_all_reduce(model, "2bit:threshold=0.01", on_nonfinite="skip_step")
         (group,) = fully_shard.state(model.get_submodule(poisoned))._fsdp_param_groups  # type: ignore[attr-defined]
 

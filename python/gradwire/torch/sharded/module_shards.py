@@ -78,9 +78,11 @@ class ModuleShards:
         return [shard for shard in self._shards if shard.is_trained]
 
     @property
-    def has_run(self) -> bool:
-        """Whether FSDP has gathered it for a forward pass: from then on it reduces its gradients in every step."""
-        return any(hasattr(shard.parameter, "_unsharded_param") for shard in self._shards)
+    def is_reduced(self) -> bool:
+        """Whether FSDP reduces its gradients in every step: it has run, and a parameter of it is trained."""
+        return any(
+            shard.is_trained and hasattr(shard.parameter, "_unsharded_param") for shard in self._shards
+        )
 
     def cut(self, flat: torch.Tensor, numbers: int) -> list[tuple[Shard, torch.Tensor]]:
         """Returns each shard that has elements, and where its gradient is in the module's.

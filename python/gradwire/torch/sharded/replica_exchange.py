@@ -133,8 +133,8 @@ class ReplicaExchange:
             self._is_outside = True
 
     def _is_complete(self) -> bool:
-        """Whether all modules that are trained, and run, have taken part in the step."""
-        return all(each in self._taking_part for each in self._modules if each.trained and each.has_run)
+        """Whether all modules that are reduced have taken part in the step."""
+        return all(each in self._taking_part or not each.is_reduced for each in self._modules)
 
     def _deliver(self, module: ModuleShards) -> None:
         """Waits for a module's means, and hands them over."""
