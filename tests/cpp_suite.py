@@ -19,6 +19,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+from tests import children
+
 State = Literal["passed", "failed", "skipped"]
 PART_SECONDS = 2.0
 """A part takes about so long, if its tests take what they took last time, ..."""
@@ -156,19 +158,18 @@ def _run_tests(program: Program, tests: Sequence[str], longest_seconds: float) -
     """Returns how far a program came with tests, and how it ended."""
     words = ["--gtest_color=no", f"--gtest_filter={':'.join(tests)}"]
     progress = _Progress()
-    with subprocess.Popen(
+    with children.child(
         [*program.command, *words],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
-        start_new_session=True,
     ) as process:
         assert process.stdout is not None
         rest = b""
         while True:
             left = progress.began + longest_seconds - time.monotonic()
             if not select.select([process.stdout], [], [], max(left, 0))[0]:
-                _kill(process)
+                children.kill(process)
                 return progress, f"killed: nothing had ended for {longest_seconds:.0f} s"
             read = process.stdout.read1(1 << 16)  # type: ignore[attr-defined]
             if not read:
@@ -182,25 +183,17 @@ def _run_tests(program: Program, tests: Sequence[str], longest_seconds: float) -
 
 def _run_command(program: Program, longest_seconds: float) -> Result:
     began = time.monotonic()
-    with subprocess.Popen(
-        program.command,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        start_new_session=True,
+    with children.child(
+        program.command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
     ) as process:
         try:
             output, _ = process.communicate(timeout=longest_seconds)
         except subprocess.TimeoutExpired:
-            _kill(process)
+            children.kill(process)
             output, _ = process.communicate()
             output += f"\nkilled after {longest_seconds:.0f} s\n".encode()
     state: State = "passed" if process.returncode == 0 else "failed"
     return Result(state, time.monotonic() - began, output.decode(errors="replace"))
-
-
-def _kill(process: subprocess.Popen[bytes]) -> None:
-    process.send_signal(signal.SIGKILL)
 
 
 def _written(status: int) -> str:

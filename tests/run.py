@@ -32,7 +32,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tests import affected, cpp_suite
+from tests import affected, children, cpp_suite
 
 ROOT = Path(__file__).resolve().parent.parent
 REPORTS = ROOT / "build" / "test-reports"
@@ -71,7 +71,8 @@ def run(command: list[str]) -> tuple[int, float]:
     announce(command)
     began = time.monotonic()
     try:
-        status = subprocess.run(command, cwd=ROOT).returncode
+        with children.child(command, cwd=ROOT) as process:
+            status = process.wait()
     except FileNotFoundError as error:
         print(error)
         status = 127
@@ -82,8 +83,9 @@ def check(name: str, command: list[str]) -> Outcome:
     """Runs a command beside others: shows its output in one piece, when it has ended."""
     began = time.monotonic()
     try:
-        done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-        status, output = done.returncode, done.stdout
+        with children.child(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as process:
+            output = process.communicate()[0].decode(errors="replace")
+        status = process.returncode
     except FileNotFoundError as error:
         status, output = 127, str(error)
     announce(command)
@@ -99,7 +101,7 @@ def cpp_suite_outcome(
 ) -> Outcome:
     """Runs C++ tests of some folders. patterns: files of tests; none: all."""
     began = time.monotonic()
-    announce([f"C++ tests of {', '.join(folders)}", f"in {tree.relative_to(ROOT)}"])
+    announce([f"C++ tests of {', '.join(folders)}", f"in {os.path.relpath(tree, ROOT)}"])
     times_file = REPORTS / f"{tree.name}-seconds.json"
     seconds = json.loads(times_file.read_text()) if times_file.exists() else {}
     parts: list[cpp_suite.Part] = []
@@ -393,6 +395,7 @@ def main() -> int:
     )
     options = parser.parse_args()
     REPORTS.mkdir(parents=True, exist_ok=True)
+    children.end_run_on_signals()
     try:
         if options.only:
             plan = Plan.of_words(options.only)
