@@ -534,6 +534,28 @@ def a_veto_holds_for_the_outermost_backward() -> None:
 
 
 @case
+def leftovers_that_meet_a_nan_are_sent_again() -> None:
+    """After a change to codec "none": in whichever module, and on whichever rank, the NaN is."""
+
+    def run(*, is_bad: bool) -> list[torch.Tensor]:
+        model, scatters = poisoned("topk:ratio=0.25")
+        model(data(0), 2.0, is_checkpointed=False).backward()
+        saved = {name: scatter.state() for name, scatter in scatters.items()}
+        model, scatters = poisoned("none")
+        for name, scatter in scatters.items():
+            scatter.load(saved[name], is_own=True)
+        if is_bad:
+            model(data(1), float("nan") if dist.get_rank() == 1 else 2.0, is_checkpointed=False).backward()
+            model.zero_grad()
+        model(data(2), 2.0, is_checkpointed=False).backward()
+        assert not any(scatter.residual_squares() for scatter in scatters.values())
+        return [p.grad.full_tensor() for p in model.parameters()]
+
+    for after, without in zip(run(is_bad=True), run(is_bad=False), strict=True):
+        assert torch.equal(after, without)
+
+
+@case
 def where_nothing_is_taken_back_a_module_without_a_nan_goes_on() -> None:
     for choice in ("warn", "ignore"):
         model = nn.Sequential(nn.Linear(12, 12), nn.Linear(12, 12))

@@ -202,7 +202,14 @@ class CompressedReduceScatter(DefaultAllocMixin, ReduceScatter):
         """Returns the sum of this rank's shard, in rank order, each times the factor: float32, or float64 of such."""
         sent = self._with_leftovers(shards, loss_scale)
         self._store.encoded_outside.count(sent.nbytes, sent.nbytes)
+        if self._options.vetoes:  # each rank tells all others, in one more element, whether it has met a NaN
+            met = sent.new_full((len(sent), 1), float(not shards.isfinite().all()))
+            sent = torch.cat([sent, met], dim=1)
         received = self._store.collectives.all_to_all(list(sent.contiguous()))
+        if self._options.vetoes:
+            if any(shard[-1] for shard in received):
+                self._backward.veto()
+            received = [shard[:-1] for shard in received]
         total = torch.zeros(shards.shape[1], dtype=exchanged_dtype(shards.dtype), device="cpu")
         for number, shard in enumerate(received):
             own = shard.to(total.dtype)
