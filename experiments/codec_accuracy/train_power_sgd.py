@@ -29,7 +29,7 @@ EXPERIMENTS = Path(__file__).resolve().parent.parent
 
 
 class AveragingOptimizer:
-    """SGD that steps on PowerSGD's mean: what training.loop asks of an optimizer.
+    """An optimizer that steps on PowerSGD's mean: what training.loop asks of an optimizer.
 
     Attributes:
         codec_seconds: of processor time in this thread, so that waiting for the others does not count.
@@ -39,23 +39,23 @@ class AveragingOptimizer:
 
     def __init__(self, args: argparse.Namespace, model: torch.nn.Module, store: Any, rank: int) -> None:
         self._parameters = list(model.parameters())
-        self._sgd = loop.make_sgd(args, model)
+        self._inner = loop.make_inner(args, model)
         self._power = PowerSGD(store, [tuple(p.shape) for p in self._parameters], rank=rank)
         self.codec_seconds = 0.0
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:
-        return self._sgd.param_groups
+        return self._inner.param_groups
 
     def zero_grad(self) -> None:
-        self._sgd.zero_grad()
+        self._inner.zero_grad()
 
     def step(self) -> None:
         began = time.thread_time()
         is_finite = self._power.all_reduce([parameter.grad for parameter in self._parameters])
         self.codec_seconds += time.thread_time() - began
         if is_finite:
-            self._sgd.step()
+            self._inner.step()
 
     def synchronize(self) -> None:
         """step() has waited."""

@@ -1,4 +1,5 @@
-"""How soon is a target reached? Accuracy of resnet8 and loss of a character transformer, at 100 Mbit and at 1 Gbit:
+"""How soon is a target reached? Accuracy of resnet8 with SGD, and loss of a character transformer with SGD and with
+AdamW, at 100 Mbit and at 1 Gbit:
 DistributedDataParallel on Gloo with PyTorch's own hooks beside gradwire's codecs, the same seeds, in turns.
 
     python experiments/time_to_accuracy/run.py [--row resnet8-100mbit]... [--arm DDP --arm 2bit]... [--seeds 5]
@@ -32,6 +33,8 @@ REPORT = HERE.parent.parent / "report" / "time_to_accuracy"
 WORKERS = 2
 ARMS = (*PEERS, "fp16", "int8", "2bit", "2bit:reply=2bit", "1bit", "topk")
 QUICK_ARMS = (*PEERS, "fp16", "int8", "2bit")
+ARMS_OF_ADAMW = (*PEERS, "fp16", "int8", "nf4", "nf2", "2bit")
+QUICK_ARMS_OF_ADAMW = (*PEERS, "fp16", "int8", "nf4")
 LINKS = ("100mbit", "1gbit")
 
 
@@ -46,15 +49,33 @@ TASKS = {
         "--network small --batch-size 8 --limit 1200 --num-epochs 5",
         "--network small --batch-size 8 --limit 320 --num-epochs 2",
     ),
+    "char_lm_adamw": Workload(
+        "char_lm/train.py",
+        "--network small --batch-size 8 --limit 1200 --num-epochs 5 --optimizer adamw --lr 0.002 --wd 0.01 "
+        "--warmup-steps 20",
+        "--network small --batch-size 8 --limit 320 --num-epochs 2 --optimizer adamw --lr 0.002 --wd 0.01 "
+        "--warmup-steps 5",
+    ),
 }
 ROWS = {f"{task}-{link}": (task, link) for task in TASKS for link in LINKS}
+
+
+def arms_of(given: argparse.Namespace, task: str) -> tuple[str, ...]:
+    """Returns those that were asked for, else the task's."""
+    if given.arm:
+        return tuple(given.arm)
+    if task == "char_lm_adamw":
+        return QUICK_ARMS_OF_ADAMW if given.quick else ARMS_OF_ADAMW
+    return QUICK_ARMS if given.quick else ARMS
 
 
 def plan_of(given: argparse.Namespace, row: str) -> Plan:
     name, link = ROWS[row]
     task = TASKS[name]
     command = (sys.executable, str(HERE / "arm.py"), task.path, *task.flags(given))
-    return Plan(command, tuple(given.arm), tuple(range(given.seeds)), WORKERS, 0, link, given.report / row)
+    return Plan(
+        command, arms_of(given, name), tuple(range(given.seeds)), WORKERS, 0, link, given.report / row
+    )
 
 
 def record_of(row: str, outcome: Outcome) -> Record:
@@ -73,7 +94,12 @@ def parse_arguments() -> argparse.Namespace:
     )
     add = parser.add_argument
     add("--row", action="append", choices=list(ROWS), help="repeatable; default: all")
-    add("--arm", action="append", metavar="ARM", help="repeatable, the first is compared with; default: all")
+    add(
+        "--arm",
+        action="append",
+        metavar="ARM",
+        help="repeatable, the first is compared with; default: the row's own",
+    )
     add("--seeds", type=int, metavar="N", help="0 to N-1 (default: 5; 2 with --quick)")
     add(
         "--quick",
@@ -93,14 +119,13 @@ def parse_arguments() -> argparse.Namespace:
     )
     add("--tables", action="store_true", help="measure nothing, print the tables")
     given = parser.parse_args()
-    given.arm = given.arm or list(QUICK_ARMS if given.quick else ARMS)
     given.seeds = (2 if given.quick else 5) if given.seeds is None else given.seeds
     given.report = given.report or (REPORT / "quick" if given.quick else REPORT)
     given.folder = given.folder or (given.report if given.quick else HERE)
     if given.seeds < 1:
         parser.error(f"--seeds {given.seeds} was given, expected 1 or more")
     try:
-        check_arms([arm for arm in given.arm if arm not in PEERS])
+        check_arms([arm for arm in given.arm or [] if arm not in PEERS])
     except ValueError as error:
         parser.error(f"{error}; or one of {', '.join(PEERS)}")
     return given

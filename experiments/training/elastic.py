@@ -24,6 +24,7 @@ def _require_possible(args: argparse.Namespace, store: Any) -> None:
     asked = {
         "--ddp-hook": args.ddp_hook is not None,
         "--sync-every": args.sync_every is not None,
+        "--warmup-steps": args.warmup_steps > 1,
         "--update-on-kvstore": updates_on_store(args, store),
         "--slow-worker": args.slow_worker is not None,
     }

@@ -163,6 +163,13 @@ def parse_arguments(
         help="how it falls (default: cosine; step where --lr-step-epochs is given)",
     )
     add(
+        "--warmup-steps",
+        type=int,
+        default=1,
+        metavar="N",
+        help="first steps, in which it rises to --lr (default: %(default)s, which begins with it)",
+    )
+    add(
         "--lr-step-epochs",
         metavar="A,B,...",
         help="epochs after which step multiplies it (default: 60%%, 85%%)",
@@ -171,9 +178,10 @@ def parse_arguments(
     add("--momentum", type=float, default=0.9, help="of SGD (default: %(default)s)")
     add(
         "--optimizer",
-        choices=["nag", "sgd"],
+        choices=["nag", "sgd", "adamw"],
         default="nag",
-        help="nag: momentum in Nesterov's form; sgd: plain momentum (default: %(default)s)",
+        help="nag: SGD, momentum in Nesterov's form; sgd: plain momentum; adamw: AdamW with torch's betas, of which "
+        "--lr 0.002 and --wd 0.01 are usual (default: %(default)s)",
     )
     add("--wd", type=float, default=1e-4, help="weight decay (default: %(default)s)")
     add("--seed", type=int, help="of weights and order (default: GRADWIRE_SEED, else 0)")
@@ -194,7 +202,7 @@ def parse_arguments(
         extend(parser)
     parser.set_defaults(**defaults)
     args = parser.parse_args(arguments)
-    for name in ("num_epochs", "batch_size", "limit", "threads", "sync_every"):
+    for name in ("num_epochs", "batch_size", "limit", "threads", "sync_every", "warmup_steps"):
         value = getattr(args, name)
         if value is not None and value < 1:
             parser.error(f"--{name.replace('_', '-')}: {value} was given, expected 1 or more")
@@ -266,8 +274,13 @@ def compression(args: argparse.Namespace) -> str:
 
 def learning_rate(args: argparse.Namespace, step: float, steps_per_epoch: int) -> float:
     """Returns the learning rate of a step, counted from 0 over the whole run; of epochs, where those have one step."""
+    rise = min(1.0, (step + 1) / args.warmup_steps)
+    return args.lr * rise * _scheduled(args, step, steps_per_epoch)
+
+
+def _scheduled(args: argparse.Namespace, step: float, steps_per_epoch: int) -> float:
     if args.lr_schedule == "cosine":
-        return args.lr * (1 + math.cos(math.pi * step / (steps_per_epoch * args.num_epochs))) / 2
+        return (1 + math.cos(math.pi * step / (steps_per_epoch * args.num_epochs))) / 2
     if args.lr_schedule == "step":
-        return args.lr * args.lr_factor ** sum(step >= e * steps_per_epoch for e in args.lr_step_epochs)
-    return args.lr
+        return float(args.lr_factor ** sum(step >= e * steps_per_epoch for e in args.lr_step_epochs))
+    return 1.0

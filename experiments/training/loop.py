@@ -1,4 +1,4 @@
-"""The training loop that the scripts share: data-parallel SGD over any gradwire store."""
+"""The training loop that the scripts share: data-parallel SGD or AdamW over any gradwire store."""
 
 from __future__ import annotations
 
@@ -51,6 +51,13 @@ def make_sgd(args: argparse.Namespace, model: torch.nn.Module) -> torch.optim.SG
     )
 
 
+def make_inner(args: argparse.Namespace, model: torch.nn.Module) -> torch.optim.Optimizer:
+    """Makes the optimizer that the flags ask for, as a worker alone would have it."""
+    if args.optimizer == "adamw":
+        return torch.optim.AdamW(model.parameters(), lr=args.lr, weight_decay=args.wd)
+    return make_sgd(args, model)
+
+
 def make_outer(args: argparse.Namespace, weights: list[torch.Tensor]) -> torch.optim.SGD:
     """Makes the outer optimizer that the flags ask for."""
     momentum = args.outer_momentum
@@ -58,10 +65,10 @@ def make_outer(args: argparse.Namespace, weights: list[torch.Tensor]) -> torch.o
 
 
 def make_optimizer(args: argparse.Namespace, model: torch.nn.Module, store: Any) -> Any:
-    """Wraps the SGD that the flags ask for."""
+    """Wraps the optimizer that the flags ask for."""
     if args.sync_every is not None:
         return gw.torch.LocalStepOptimizer(
-            make_sgd(args, model),
+            make_inner(args, model),
             named_parameters=model.named_parameters(),
             compression=compression(args),
             store=store,
@@ -71,7 +78,7 @@ def make_optimizer(args: argparse.Namespace, model: torch.nn.Module, store: Any)
             merge_after=args.sync_merge_after,
         )
     return gw.torch.DistributedOptimizer(
-        make_sgd(args, model),
+        make_inner(args, model),
         named_parameters=model.named_parameters(),
         compression=compression(args),
         store=store,
@@ -134,7 +141,7 @@ def train(args: argparse.Namespace, store: Any, task: Task, progress: Progress) 
 
         interface = ddp.join(store)
         network = ddp.wrap(model, args.ddp_hook, steps_per_epoch * args.num_epochs)
-        optimizer, count = make_sgd(args, model), ddp.link_bytes(interface)
+        optimizer, count = make_inner(args, model), ddp.link_bytes(interface)
     typical = usual_bytes if args.sync_every is None else statistics.fmean
     meter, seconds, step = Meter(count, typical), 0.0, 0
     slowness, start = slowness_of(args, model, store), time.perf_counter()

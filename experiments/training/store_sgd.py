@@ -25,6 +25,8 @@ class StoreSgd:
             f"--lr-schedule {args.lr_schedule}": args.lr_schedule != "constant",
             "--overlap-step": bool(args.overlap_step),
             "--momentum-correction on": args.momentum_correction == "on",
+            "--optimizer adamw": args.optimizer == "adamw",
+            f"--warmup-steps {args.warmup_steps}": args.warmup_steps > 1,
         }
         if refused := [flag for flag, is_asked in asked.items() if is_asked]:
             raise ValueError(

@@ -90,7 +90,14 @@ def test_workers_of_dist_async_train_and_their_staleness_is_bounded(tmp_path: Pa
 
 
 def test_rank_0_scores_what_the_last_worker_has_left(store_sgd: ModuleType) -> None:
-    given = {"lr": 0.5, "momentum": 0.0, "wd": 0.0, "optimizer": "sgd", "lr_schedule": "constant"}
+    given = {
+        "lr": 0.5,
+        "momentum": 0.0,
+        "wd": 0.0,
+        "optimizer": "sgd",
+        "lr_schedule": "constant",
+        "warmup_steps": 1,
+    }
     unset = ("overlap_step", "momentum_correction", "gc_budget", "gc_reply", "gc_weights")
     flags = argparse.Namespace(**given, **dict.fromkeys(unset), gc_type="none", kv_store="dist_async")
 
@@ -112,6 +119,10 @@ def test_rank_0_scores_what_the_last_worker_has_left(store_sgd: ModuleType) -> N
     ("flags", "said"),
     [
         (["--kv-store", "dist_async"], "--lr-schedule cosine needs the optimizer in the worker"),
+        (
+            ["--kv-store", "dist_async", "--lr-schedule", "constant", "--optimizer", "adamw"],
+            "--optimizer adamw needs",
+        ),
         (["--update-on-kvstore", "--lr-schedule", "constant", "--overlap-step"], "--overlap-step needs"),
         (["--slow-worker", "0:0.5"], "expected RANK:FACTOR with a factor of 1 or more"),
         (["--slow-worker", "1:2"], "names no worker of this job; expected 0 to 0"),

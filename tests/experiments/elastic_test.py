@@ -20,7 +20,7 @@ def test_the_page_has_the_table_of_the_results() -> None:
 
 @pytest.mark.parametrize(("scale", "expected"), [(True, 0.75 * 0.05), (False, 0.05)])
 def test_the_learning_rate_goes_with_the_workers(scale: bool, expected: float) -> None:
-    args = Namespace(lr=0.1, lr_schedule="cosine", num_epochs=8, scale_lr=scale)
+    args = Namespace(lr=0.1, lr_schedule="cosine", warmup_steps=1, num_epochs=8, scale_lr=scale)
     with imported(EXPERIMENTS, ["training"]):
         elastic = importlib.import_module("training.elastic")
         assert elastic.rate(args, epochs=4.0, workers=3 / 4) == pytest.approx(expected)

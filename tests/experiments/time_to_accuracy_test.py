@@ -19,6 +19,7 @@ from python.experiment_files import imported
 from python.tiny_transformer import TRAIN, train
 
 FOLDER = Path(__file__).resolve().parents[2] / "experiments" / "time_to_accuracy"
+ADAMW = ("--optimizer", "adamw", "--lr", "0.002", "--wd", "0.01", "--warmup-steps", "5")
 
 
 @pytest.fixture(scope="module")
@@ -79,15 +80,38 @@ def test_an_arm_of_which_most_runs_are_there_has_a_median(modules: dict[str, Mod
     assert "| median 15.0 s, not by 1 of 3 | medians 0.67 |" in verdict.markdown(record)
 
 
-def test_ddp_in_the_loop_gives_the_weights_of_gradwire_uncompressed(tmp_path: Path) -> None:
+@pytest.mark.parametrize("flags", [(), ADAMW], ids=["SGD", "AdamW"])
+def test_ddp_in_the_loop_gives_the_weights_of_gradwire_uncompressed(
+    flags: tuple[str, ...], tmp_path: Path
+) -> None:
     """Two ranks: a sum of two has one value. So nothing but the exchange differs between arms."""
-    theirs = train(tmp_path, "--ddp-hook", "none")
-    ours = train(tmp_path)
+    theirs = train(tmp_path, "--ddp-hook", "none", *flags)
+    ours = train(tmp_path, *flags)
     assert theirs["weights_sha256"] == ours["weights_sha256"]
     assert theirs["loss_per_epoch"] == ours["loss_per_epoch"]
     assert theirs["bytes_per_step"] is None  # on loopback nobody can tell whose they are
     assert theirs["codec_seconds"] is None
     assert theirs["compression"] == "DDP's hook none"
+
+
+def test_adamw_learns_sooner_than_sgd_and_warms_up(tmp_path: Path) -> None:
+    sgd, adamw = train(tmp_path), train(tmp_path, "--gc-type", "int8", *ADAMW)
+    assert adamw["loss"] < sgd["loss"]
+    assert train(tmp_path, *ADAMW, "--warmup-steps", "40")["loss"] > adamw["loss"]
+
+
+def test_rows_have_arms_of_their_own(modules: dict[str, ModuleType], monkeypatch: pytest.MonkeyPatch) -> None:
+    run = modules["run"]
+
+    def arms(*flags: str) -> list[tuple[str, ...]]:
+        monkeypatch.setattr(sys, "argv", ["run.py", *flags])
+        given = run.parse_arguments()
+        return [run.plan_of(given, f"{task}-1gbit").arms for task in ("char_lm", "char_lm_adamw")]
+
+    sgd, adamw = arms()
+    assert ("topk" in sgd, "nf4" in sgd) == (True, False)
+    assert ("topk" in adamw, "nf4" in adamw) == (False, True)
+    assert arms("--arm", "DDP", "--arm", "nf2") == [("DDP", "nf2")] * 2
 
 
 @pytest.mark.parametrize("hook", ["fp16", "powersgd"])
