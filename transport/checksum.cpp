@@ -10,7 +10,7 @@ namespace gradwire::transport {
 namespace {
 
 // ISA-L's loop is faster than the processor's own prefetching: on bytes that are not in the cache, asking for
-// them two steps ahead makes it a third faster (experiments/wire_speed).
+// them two steps ahead makes it a third faster (README.md).
 constexpr std::size_t kStep = 2048;
 constexpr std::size_t kAhead = 2 * kStep;
 constexpr std::size_t kCacheLine = 64;

@@ -10,7 +10,7 @@
 
 namespace gradwire::transport {
 
-/// CRC-32 (reflected, polynomial 0xEDB88320) of bytes; 0 of none. Some 60 GB/s on bytes in the cache, and as
+/// CRC-32 (reflected, polynomial 0xEDB88320) of bytes; 0 of none. Up to 60 GB/s on bytes in the cache, and as
 /// fast as memory otherwise: compute it in the pass that reads or writes them anyway.
 std::uint32_t checksum(std::span<const std::byte> bytes) noexcept;
 

@@ -91,6 +91,21 @@ def test_a_planted_missing_header_is_found() -> None:
     assert not missing_headers("// see wire/key.h and kvstore/wire/key.h", {"kvstore/wire/key.h"})
 
 
+def missing_experiments(text: str, known: set[str]) -> list[str]:
+    return sorted(set(re.findall(r"(?<![\w/.])experiments/([a-z_0-9]+)", text)) - known)
+
+
+def test_sources_name_experiments_that_exist() -> None:
+    known = {path.parts[1] for path in files() if path.parts[0] == "experiments"}
+    sources = [path for path in files() if path.parts[0] != "tests" and path.suffix in {*CPP_SUFFIXES, ".py"}]
+    assert not [f"{path}: {name}" for path in sources for name in missing_experiments(read(path), known)]
+
+
+def test_a_planted_missing_experiment_is_found() -> None:
+    assert missing_experiments("// as fast (experiments/gone)", {"ps_round"}) == ["gone"]
+    assert not missing_experiments("// experiments/ps_round, tests/experiments/gone_test.py", {"ps_round"})
+
+
 def test_the_frame_fuzzer_has_all_that_its_parsers_include() -> None:
     """It is linked by make soak alone, from files that CMakeLists.txt names."""
     found = re.search(r"set\(parsers ([^)]+)\)", read(Path("CMakeLists.txt")))
