@@ -102,10 +102,8 @@ class Native final : public transport::Messenger {
         }) {}
 
   ~Native() override {
-    // First, so that no answer reaches a sink that is ending.
+    // First, so that no answer reaches a sink that is ending, and nobody asks the library for more.
     detach();
-    loop_->stop();
-    thread_.join();  // nobody asks the library for more; what is under way fails, unheard
   }
 
   Node self() const override { return control_->self(); }
@@ -140,6 +138,9 @@ class Native final : public transport::Messenger {
       sink_ = nullptr;
     }
     control_->detach();
+    // Nobody hears of a sum any more, and whoever has pushed may now free the memory that frames borrow.
+    loop_->stop();
+    if (thread_.joinable()) thread_.join();
   }
 
   void send(Node to, std::vector<Frame> frames) override {

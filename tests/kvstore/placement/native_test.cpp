@@ -138,6 +138,7 @@ TEST_P(NativeOrder, AnotherOrderOnOneRankIsAnErrorOnAll) {
         ++failed;
       }
     }
+    engine.close();  // what has failed may read its arrays until then
   });
   EXPECT_EQ(failed, 6);
 }
@@ -221,6 +222,40 @@ TEST(Native, WhoHasDiedIsToldInPlaceOfWhatTheLibrarySaysOfIt) {
     EXPECT_THAT(failure.await(), HasSubstr(has_died ? "worker 1 is gone" : "connection closed"));
     native->detach();
   }
+}
+
+/// A library that takes its time for each call.
+class SlowCollective final : public transport::Collective {
+ public:
+  std::string_view name() const noexcept override { return "slow"; }
+  std::uint32_t rank() const noexcept override { return 0; }
+  std::uint32_t size() const noexcept override { return 2; }
+  void all_reduce(transport::Buffer, transport::ElementType, Done) override {
+    std::this_thread::sleep_for(std::chrono::milliseconds(100));
+  }
+  void all_gather(transport::Buffer block, Done done) override {
+    all_reduce(std::move(block), transport::ElementType::kInt8, std::move(done));
+  }
+};
+
+// An engine's caller frees its arrays when close() has returned, also those of rounds that have failed.
+TEST(Native, AfterDetachNoPushedMemoryIsRead) {
+  transport::InprocNetwork network(2, 0);
+  const auto native = make_native(network.connect({transport::Role::kWorker, 0}),
+                                  std::make_unique<SlowCollective>(), CodeSums::kGather);
+  FirstFailure sink;
+  native->attach(sink);
+  const std::vector<std::byte> values(4000);
+  std::atomic<int> released{0};
+  std::vector<transport::Frame> pushes(3);
+  for (std::size_t i = 0; i < pushes.size(); ++i) {
+    pushes[i].header.kind = transport::Kind::kPush;
+    pushes[i].header.step = i;
+    pushes[i].payload = transport::Buffer::borrow(values, [&released] { ++released; });
+  }
+  native->send({transport::Role::kServer, 0}, std::move(pushes));
+  native->detach();
+  EXPECT_EQ(released, 3);
 }
 
 }  // namespace
