@@ -31,11 +31,8 @@ from training.grid import Grid, Measured, Record, Workload  # noqa: E402
 
 REPORT = HERE.parent.parent / "report" / "time_to_accuracy"
 WORKERS = 2
-ARMS = (*PEERS, "fp16", "int8", "2bit", "2bit:reply=2bit", "1bit", "topk")
-QUICK_ARMS = (*PEERS, "fp16", "int8", "2bit")
-ARMS_OF_ADAMW = (*PEERS, "fp16", "int8", "nf4", "nf2", "2bit")
-QUICK_ARMS_OF_ADAMW = (*PEERS, "fp16", "int8", "nf4")
 LINKS = ("100mbit", "1gbit")
+ADAMW = "--optimizer adamw --lr 0.002 --wd 0.01"
 
 
 TASKS = {
@@ -51,22 +48,24 @@ TASKS = {
     ),
     "char_lm_adamw": Workload(
         "char_lm/train.py",
-        "--network small --batch-size 8 --limit 1200 --num-epochs 5 --optimizer adamw --lr 0.002 --wd 0.01 "
-        "--warmup-steps 20",
-        "--network small --batch-size 8 --limit 320 --num-epochs 2 --optimizer adamw --lr 0.002 --wd 0.01 "
-        "--warmup-steps 5",
+        f"--network small --batch-size 8 --limit 1200 --num-epochs 5 {ADAMW} --warmup-steps 20",
+        f"--network small --batch-size 8 --limit 320 --num-epochs 2 {ADAMW} --warmup-steps 5",
     ),
 }
+# Of each task, the whole form's and the quick form's.
+OF_SGD = (
+    (*PEERS, "fp16", "int8", "2bit", "2bit:reply=2bit", "1bit", "topk"),
+    (*PEERS, "fp16", "int8", "2bit"),
+)
+OF_ADAMW = ((*PEERS, "fp16", "int8", "nf4", "nf2", "2bit"), (*PEERS, "fp16", "int8", "nf4"))
+ARMS = {"resnet8": OF_SGD, "char_lm": OF_SGD, "char_lm_adamw": OF_ADAMW}
 ROWS = {f"{task}-{link}": (task, link) for task in TASKS for link in LINKS}
 
 
 def arms_of(given: argparse.Namespace, task: str) -> tuple[str, ...]:
     """Returns those that were asked for, else the task's."""
-    if given.arm:
-        return tuple(given.arm)
-    if task == "char_lm_adamw":
-        return QUICK_ARMS_OF_ADAMW if given.quick else ARMS_OF_ADAMW
-    return QUICK_ARMS if given.quick else ARMS
+    whole, quick = ARMS[task]
+    return tuple(given.arm or (quick if given.quick else whole))
 
 
 def plan_of(given: argparse.Namespace, row: str) -> Plan:
