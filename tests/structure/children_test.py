@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
+from integration.processes import is_alive, wait_until
 
 from tests import cpp_suite
 from tests.run import ROOT
@@ -21,25 +22,12 @@ MILD = "echo $$ > {file}; exec sleep 600"
 
 def started(file: Path) -> int:
     """Waits until a test has started something, and returns its pid."""
-    deadline = time.monotonic() + 60
-    while not (file.exists() and file.read_text().strip()):
-        assert time.monotonic() < deadline, "the test has not begun"
-        time.sleep(0.05)
+    wait_until(lambda: file.exists() and file.read_text().strip() != "", 20, "the test has begun")
     return int(file.read_text())
 
 
 def await_end(pid: int) -> None:
-    deadline = time.monotonic() + 60
-    while is_there(pid):
-        assert time.monotonic() < deadline, f"{pid} is still there"
-        time.sleep(0.05)
-
-
-def is_there(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
+    wait_until(lambda: not is_alive(pid), 20, f"{pid} has ended")
 
 
 @pytest.mark.parametrize(
