@@ -166,8 +166,9 @@ class Messenger {
   /// Makes the coming goodbye say that an error ends this node: one line, for people; long lines are cut.
   /// Nodes that still wait for this node get it.
   virtual void note_error(const std::string& error) = 0;
-  /// Says goodbye and flushes what is queued, for at most timeout. Then send() throws. Idempotent. The
-  /// destructor leaves too, where this was not called.
+  /// Says goodbye and flushes what is queued, for at most timeout. Then send() throws, and this node
+  /// reads nothing more of what it was given to send. Idempotent. The destructor leaves too, where this was
+  /// not called.
   virtual void leave(std::chrono::milliseconds timeout) = 0;
   /// After leave(): waits until the process may end without harm to ranks that are still at work, for at most
   /// timeout; returns false when that passed first. Over MPI that is when all have left: MPI ends once, for

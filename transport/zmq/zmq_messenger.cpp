@@ -118,9 +118,12 @@ class ZmqMessenger final : public Messenger, public SchedulerLink::Events {
   bool seals_some_ = false;     // likewise
   std::atomic<std::uint32_t> newcomers_{0};
 
-  // The I/O thread's own. Order: sockets are closed before the context ends, which is with the thread:
-  // whoever has left keeps no threads and descriptors, however long it lives.
-  std::optional<ZmqContext> context_{std::in_place};
+  // The I/O thread's own. Order: sockets are closed before their context ends, which is with the thread:
+  // whoever has left keeps no threads and descriptors, however long it lives. Data has a context of its own,
+  // because only its end says that libzmq reads no sent memory any more, and last words to a scheduler that
+  // is away must not hold that up.
+  std::optional<ZmqContext> control_context_{std::in_place};
+  std::optional<ZmqContext> data_context_{std::in_place};
   std::unique_ptr<DataLinks> data_;  // a worker's exists from the roster on
   std::unique_ptr<SchedulerLink> scheduler_;
   std::uint32_t workers_left_ = 0;
@@ -152,11 +155,12 @@ ZmqMessenger::ZmqMessenger(const ZmqOptions& options)
     require_descriptors(std::size_t{options_.workers} * options_.streams_per_peer,
                         "server: listening to " + std::to_string(options_.workers) + " workers with " +
                             std::to_string(options_.streams_per_peer) + " streams each");
-    data_ = std::make_unique<ServerLinks>(DataLinks::Report{inbox_, traffic_, refusals_}, *context_,
+    data_ = std::make_unique<ServerLinks>(DataLinks::Report{inbox_, traffic_, refusals_}, *data_context_,
                                           server_listening(options_), options_.max_frame_bytes, options_.key);
   }
   // hello() reads data_, so this comes after it. The thread comes last: it uses every member.
-  scheduler_ = std::make_unique<SchedulerLink>(*context_, options_, hello(), traffic_, refusals_, *this);
+  scheduler_ =
+      std::make_unique<SchedulerLink>(*control_context_, options_, hello(), traffic_, refusals_, *this);
   thread_ = std::thread([this] { run(); });
 }
 
@@ -359,7 +363,8 @@ void ZmqMessenger::run() {
   } catch (const std::exception& error) {  // ours, or a Sink's
     give_up(to_string(self_) + ": " + error.what());
   }
-  // Before closed_: a caller that returns from leave() may listen at the same endpoint again.
+  // Before closed_: a caller that returns from leave() may listen at the same endpoint again, and free what
+  // it has sent.
   close_sockets();
   {
     const std::lock_guard lock(mutex_);
@@ -368,7 +373,7 @@ void ZmqMessenger::run() {
   changed_.notify_all();
   // After the notice: this blocks until linger times have passed, and no caller of leave() needs to wait for
   // that.
-  context_.reset();
+  control_context_.reset();
 }
 
 void ZmqMessenger::give_up(const std::string& text) {
@@ -477,6 +482,7 @@ void ZmqMessenger::close_sockets() {
     scheduler_->set_linger(kLastWordsToScheduler);  // else all was answered, or waited for long enough
   scheduler_.reset();
   data_.reset();
+  data_context_.reset();
 }
 
 // Servers of the same machine are reached without its network stack.
@@ -502,13 +508,13 @@ void ZmqMessenger::on_roster(const Roster& roster) {
         "connecting with " + std::to_string(roster.servers) + " servers by " +
             std::to_string(options_.streams_per_peer) + " streams each");
     data_ = std::make_unique<WorkerLinks>(
-        DataLinks::Report{inbox_, traffic_, refusals_}, *context_, endpoints_for_here(roster),
+        DataLinks::Report{inbox_, traffic_, refusals_}, *data_context_, endpoints_for_here(roster),
         options_.streams_per_peer, options_.max_frame_bytes, options_.key,
         [this](const std::string& why) { on_failure(why, FailureCause::kFault); });
   }
   // Before begin(), which says the first hellos.
   if (auto* server = dynamic_cast<ServerLinks*>(data_.get()); server != nullptr && roster.replicas > 0)
-    server->connect_mirror(*context_, self_, endpoints_for_here(roster), options_.max_frame_bytes,
+    server->connect_mirror(*data_context_, self_, endpoints_for_here(roster), options_.max_frame_bytes,
                            options_.key);
   // Counted from the roster: the wait for the slowest node must not use up the time for connecting.
   join_deadline_ = Clock::now() + options_.rendezvous_timeout;

@@ -10,6 +10,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <condition_variable>
 #include <cstdlib>
 #include <filesystem>
@@ -325,6 +326,35 @@ TEST(ZmqLinks, TheKernelIsKeptFromTakingFarMoreThanItCanSend) {
     worker->detach();
     server->detach();
   }
+}
+
+// Who has left a job that failed may free what it has pushed, though most of it was never sent.
+TEST(ZmqLinks, AfterLeaveNoSentMemoryIsRead) {
+  const ZmqOptions options = job_of(1, 1);
+  Scheduler scheduler(options);
+  auto joining = join_later(node_of(options, scheduler, Role::kServer, 0));
+  const auto worker = connect_zmq(node_of(options, scheduler, Role::kWorker, 0));
+  const auto server = joining.get();
+  Ear ear, far_ear;
+  worker->attach(ear);
+  server->attach(far_ear);
+  constexpr int kFrames = 64;
+  const std::vector<std::byte> values(8 << 20);
+  std::atomic<int> released{0};
+  for (int i = 0; i < kFrames; ++i) {
+    Frame frame;
+    frame.header.kind = Kind::kPush;
+    frame.payload = Buffer::borrow(values, [&released] { ++released; });
+    std::vector<Frame> frames;
+    frames.push_back(std::move(frame));
+    worker->send({Role::kServer, 0}, std::move(frames));
+  }
+  far_ear.take_frames(1);  // so libzmq has the first of them
+  worker->fail("a test");
+  worker->leave(kPatience);
+  EXPECT_EQ(released, kFrames);
+  worker->detach();
+  server->detach();
 }
 
 TEST(ZmqLinks, LocalSocketsLeaveNoFileBehind) {
