@@ -1,11 +1,14 @@
 """Where does the CPU time of a round go, and is the wire full? gradwire beside Gloo, bare sockets, and another tree.
 
     python experiments/ten_gbit/run.py cpu                     gradwire, Gloo and bare sockets in turns: five minutes
+    python experiments/ten_gbit/run.py threads                 by thread, gradwire and Gloo in turns: five minutes
     python experiments/ten_gbit/run.py codecs                  codecs, ranks and memory, beside Gloo: ten minutes
+    python experiments/ten_gbit/run.py ps --ps-lite CHECKOUT   servers beside ps-lite's, in turns: five minutes
     python experiments/ten_gbit/run.py wire --against FOLDER   this tree and another one in turns: twelve minutes
     python experiments/ten_gbit/run.py tables                  measures nothing: prints README.md's tables
 
-As root, on a machine that does nothing else. FOLDER has a checkout in which `make build` was run.
+As root, on a machine that does nothing else. FOLDER has a checkout in which `make build` was run, and CHECKOUT one of
+https://github.com/dmlc/ps-lite, for which Debian's protobuf-compiler, libprotobuf-dev and libzmq3-dev are needed.
 """
 
 from __future__ import annotations
@@ -16,10 +19,13 @@ import json
 import statistics
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+import ps_lite
+import threads
 from gradwire.netlab import NetLab
 from gradwire.terminal.machine import gradwire_version, machine_description
 
@@ -35,6 +41,11 @@ CODECS = ("none", "fp16", "int8", "2bit")
 _BOTH_WAYS = " ".join(f"--codec {codec}:reply={codec}" for codec in CODECS[1:])
 ALL_REDUCES = f"allreduce --bandwidth 10gbit --codec none {_BOTH_WAYS} --peer gloo,gloo-fp16"
 SERVERS = "ps --colocated --bandwidth 10gbit"
+# Of `ps`: each worker's host has a server.
+PS_CODECS = ("none", "2bit")
+# Of `threads`: what `gradwire bench` is asked for.
+THREADED = "allreduce --bandwidth 10gbit --codec none --peer gloo"
+LEAST_SHOWN = 0.005  # CPU seconds for each GB: of threads that take less, nothing is said
 # Of `wire`: what `gradwire bench` is asked for.
 ROWS = {
     "1gbit, 2 workers, 1 server, none": "ps -n 2 -s 1 --bandwidth 1gbit --codec none",
@@ -119,6 +130,45 @@ def measure_codecs() -> list[dict[str, Any]]:
     return [{"ranks": ranks, "system": system, "turns": turns} for (ranks, system), turns in found.items()]
 
 
+def measure_threads() -> list[dict[str, Any]]:
+    """The threads of `threads`, in turns."""
+    found: dict[tuple[int, str, str], list[float]] = {}
+    for turn in range(TURNS):
+        for ranks in RANKS:
+            for (system, thread), cpu in threads.measure(
+                f"{THREADED} -n {ranks}", ranks, GRADIENT_BYTES
+            ).items():
+                found.setdefault((ranks, system, thread), []).append(cpu)
+            print(f"turn {turn + 1} of {TURNS}: {ranks} ranks", flush=True)
+    return [
+        {"ranks": ranks, "system": system, "thread": thread, "cpu_seconds_per_gb": turns}
+        for (ranks, system, thread), turns in found.items()
+    ]
+
+
+def measure_ps(checkout: Path) -> list[dict[str, Any]]:
+    """The rows of `ps` in turns."""
+    found: dict[tuple[int, str], list[dict[str, float]]] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        program = ps_lite.build(checkout, Path(folder))
+        for turn in range(TURNS):
+            for ranks in CODEC_RANKS:
+                for codec in PS_CODECS:
+                    (record,) = bench(
+                        sys.executable, f"{SERVERS} -n {ranks} -s {ranks} --codec {codec} --reply {codec}"
+                    )
+                    found.setdefault((ranks, record["label"]), []).append(
+                        {
+                            "seconds": record["seconds_median"],
+                            "cpu_seconds_per_gb": record["cpu_seconds_per_gb"],
+                        }
+                    )
+                alone = ps_lite.measure(program, ranks, "10gbit", GRADIENT_BYTES, ROUNDS)
+                found.setdefault((ranks, "ps-lite alone"), []).append(alone)
+                print(f"turn {turn + 1} of {TURNS}: {ranks} ranks", flush=True)
+    return [{"ranks": ranks, "system": system, "turns": turns} for (ranks, system), turns in found.items()]
+
+
 def measure_wire(against: Path) -> list[dict[str, Any]]:
     """The rows of `wire`, this tree and the other one in turns."""
     trees = {"before": str(against / ".venv" / "bin" / "python"), "now": sys.executable}
@@ -151,6 +201,18 @@ def tables(record: dict[str, Any]) -> str:
         seconds = statistics.median(turn["seconds"] for turn in row["turns"])
         cpu = spread(turn["cpu_seconds_per_gb"] for turn in row["turns"])
         lines.append(f"| {row['bandwidth']}, {row['ranks']} | {row['system']} | {seconds:.3f} | {cpu} |")
+    lines += ["", "| ranks | system | thread | CPU s/GB |", "|---|---|---|---|"]
+    for row in record.get("threads", []):
+        if statistics.median(row["cpu_seconds_per_gb"]) < LEAST_SHOWN:
+            continue
+        lines.append(
+            f"| {row['ranks']} | {row['system']} | {row['thread']} | {spread(row['cpu_seconds_per_gb'])} |"
+        )
+    lines += ["", "| ranks | system | s | CPU s/GB |", "|---|---|---|---|"]
+    for row in record.get("ps", []):
+        seconds = statistics.median(turn["seconds"] for turn in row["turns"])
+        cpu = spread(turn["cpu_seconds_per_gb"] for turn in row["turns"])
+        lines.append(f"| {row['ranks']} | {row['system']} | {seconds:.3f} | {cpu} |")
     lines += ["", "| ranks | system | s | x limit | CPU s/GB | memory, MB |", "|---|---|---|---|---|---|"]
     for row in record.get("codecs", []):
         turns = row["turns"]
@@ -169,18 +231,28 @@ def tables(record: dict[str, Any]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("what", choices=("cpu", "codecs", "wire", "tables"))
+    parser.add_argument("what", choices=("cpu", "threads", "codecs", "ps", "wire", "tables"))
     parser.add_argument("--against", type=Path, help="of wire: the other tree")
+    parser.add_argument("--ps-lite", type=Path, help="of ps: a checkout of ps-lite")
     parser.add_argument("--folder", type=Path, default=HERE, help="where results.json is")
     given = parser.parse_args()
     if given.what == "wire" and given.against is None:
         parser.error("wire needs --against FOLDER, a checkout in which `make build` was run")
+    if given.what == "ps" and given.ps_lite is None:
+        parser.error("ps needs --ps-lite CHECKOUT, a checkout of https://github.com/dmlc/ps-lite")
     file = given.folder / "results.json"
     record: dict[str, Any] = json.loads(file.read_text()) if file.exists() else {}
     if given.what != "tables":
-        measures = {"cpu": measure_cpu, "codecs": measure_codecs, "wire": lambda: measure_wire(given.against)}
+        measures = {
+            "cpu": measure_cpu,
+            "threads": measure_threads,
+            "codecs": measure_codecs,
+            "ps": lambda: measure_ps(given.ps_lite),
+            "wire": lambda: measure_wire(given.against),
+        }
         record[given.what] = measures[given.what]()
-        record |= {"gradwire": gradwire_version(), "machine": machine_description()}
+        record["gradwire"] = gradwire_version()
+        record.setdefault("machines", {})[given.what] = machine_description()
         file.write_text(json.dumps(record, indent=1) + "\n")
     print(tables(record))
 

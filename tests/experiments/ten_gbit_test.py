@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 FOLDER = Path(__file__).resolve().parents[2] / "experiments" / "ten_gbit"
 
 
@@ -42,6 +44,10 @@ def test_tables_have_a_row_for_each_system_and_each_pair_of_trees(tmp_path: Path
                 ],
             }
         ],
+        "threads": [
+            {"ranks": 4, "system": "gloo", "thread": "gloo_tcp_loop", "cpu_seconds_per_gb": [0.5, 0.25]}
+        ],
+        "ps": [{"ranks": 2, "system": "ps-lite alone", "turns": turns}],
         "wire": [{"row": "2 workers", "before": [1.5, 1.25], "now": [1.0]}],
     }
     (tmp_path / "results.json").write_text(json.dumps(record))
@@ -49,10 +55,31 @@ def test_tables_have_a_row_for_each_system_and_each_pair_of_trees(tmp_path: Path
     printed = subprocess.check_output(command, text=True)
     assert "| 1gbit, 2 | gloo | 0.500 | 0.25 (0.12 to 0.50) |" in printed
     assert "| 8 | gradwire allreduce none | 0.250 | 1.25 | 0.75 (0.75 to 0.75) | 12 |" in printed
+    assert "| 4 | gloo | gloo_tcp_loop | 0.38 (0.25 to 0.50) |" in printed
+    assert "| 2 | ps-lite alone | 0.500 | 0.25 (0.12 to 0.50) |" in printed
     assert "| 2 workers | 1.38 (1.25 to 1.50) | 1.00 (1.00 to 1.00) |" in printed
 
 
-def test_another_tree_has_to_be_named() -> None:
-    done = subprocess.run([sys.executable, str(FOLDER / "run.py"), "wire"], capture_output=True, text=True)
-    assert done.returncode == 2
-    assert "--against FOLDER" in done.stderr
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["wire"], "--against FOLDER"),
+        (["ps"], "--ps-lite CHECKOUT"),
+        (["ps", "--ps-lite", "/nonexistent"], "no ps-lite in /nonexistent"),
+    ],
+)
+def test_what_is_compared_with_has_to_be_there(words: list[str], expected: str) -> None:
+    done = subprocess.run([sys.executable, str(FOLDER / "run.py"), *words], capture_output=True, text=True)
+    assert done.returncode != 0
+    assert expected in done.stderr
+
+
+def test_threads_of_both_systems_are_found_by_name() -> None:
+    program = """import sys
+sys.path.insert(0, sys.argv[1])
+import threads
+threads.FEW, threads.MANY = 1, 3
+for system, name in threads.measure("allreduce -n 2 --bytes 4MB --codec none --peer gloo", 2, 4_000_000):
+    print(system, name, sep=": ")"""
+    found = subprocess.check_output([sys.executable, "-c", program, str(FOLDER)], text=True).splitlines()
+    assert {"gradwire: gw engine", "gradwire: gw aggregator", "gloo: gloo_tcp_loop"} <= set(found)

@@ -1,0 +1,69 @@
+"""Builds ps_lite.cc against a checkout of ps-lite, and runs its rounds in a lab: a worker and a server on each host."""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import subprocess
+import tempfile
+from pathlib import Path
+
+from gradwire.netlab import NetLab
+
+HERE = Path(__file__).resolve().parent
+PARTITION_BYTES = 4_096_000  # BytePS's, which cuts gradients for the same servers
+_PORT = 9091
+_SOURCES = ("src/customer.cc", "src/postoffice.cc", "src/van.cc")
+
+
+def build(checkout: Path, folder: Path) -> Path:
+    """Returns the program, which it leaves in the folder.
+
+    Raises:
+        SystemExit: there is no ps-lite in `checkout`.
+    """
+    if not (checkout / "src" / "meta.proto").exists():
+        raise SystemExit(
+            f"no ps-lite in {checkout}: --ps-lite takes a checkout of https://github.com/dmlc/ps-lite"
+        )
+    subprocess.run(
+        ["protoc", f"--proto_path={checkout / 'src'}", f"--cpp_out={folder}", "meta.proto"], check=True
+    )
+    program = folder / "ps_lite"
+    command = ["g++", "-std=c++17", "-O3", "-march=native", "-w", f"-I{checkout / 'include'}", f"-I{folder}"]
+    command += [str(checkout / source) for source in _SOURCES]
+    command += [str(folder / "meta.pb.cc"), str(HERE / "ps_lite.cc"), "-o", str(program)]
+    subprocess.run([*command, "-lzmq", "-lprotobuf", "-lpthread"], check=True)
+    return program
+
+
+def measure(program: Path, ranks: int, bandwidth: str, gradient_bytes: int, rounds: int) -> dict[str, float]:
+    """Returns the median round: seconds, and CPU seconds of workers and servers for each GB of gradient."""
+    with NetLab(hosts=ranks, bandwidth=bandwidth) as lab, tempfile.TemporaryDirectory() as folder:
+        shared = {
+            "DMLC_PS_ROOT_URI": lab.host(0).address,
+            "DMLC_PS_ROOT_PORT": str(_PORT),
+            "DMLC_NUM_WORKER": str(ranks),
+            "DMLC_NUM_SERVER": str(ranks),
+        }
+        places = [("scheduler", 0)]
+        places += [(role, host) for host in range(ranks) for role in ("server", "worker")]
+        jobs = []
+        for index, (role, host) in enumerate(places):
+            own = {"DMLC_ROLE": role, "DMLC_NODE_HOST": lab.host(host).address}
+            with Path(folder, str(index)).open("w") as output:
+                command = [str(program), str(gradient_bytes), str(PARTITION_BYTES), str(rounds + 1)]
+                jobs.append(lab.host(host).popen(command, env=os.environ | shared | own, stdout=output))
+        for job in jobs:
+            if job.wait(timeout=300) != 0:
+                raise SystemExit("ps_lite: a process of the job failed")
+        texts = [Path(folder, str(index)).read_text() for index in range(len(places))]
+    members = [[json.loads(line) for line in text.splitlines()] for text in texts[1:]]
+    timed = list(zip(*members, strict=True))[1:]
+    return {
+        "seconds": statistics.median(max(row["seconds"] for row in rows) for rows in timed),
+        "cpu_seconds_per_gb": statistics.median(
+            sum(row["cpu_seconds"] for row in rows) / (ranks * gradient_bytes / 1e9) for rows in timed
+        ),
+    }
