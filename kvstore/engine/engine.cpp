@@ -15,6 +15,8 @@
 namespace gradwire::kvstore {
 namespace {
 
+constexpr std::chrono::seconds kPatience{5};  // with those who are to hear that this worker leaves
+
 EngineOptions checked(EngineOptions options) {
   if (options.codec_threads == 0) throw std::invalid_argument("Engine: codec_threads=0, expected at least 1");
   if (options.credit_bytes == 0) throw std::invalid_argument("Engine: credit_bytes=0, expected at least 1");
@@ -309,7 +311,7 @@ void Engine::close(const std::string& error) {
     line.note_error(error);
     if (hierarchy != nullptr) hierarchy->note_error(error);
   }
-  bool has_left = false;
+  std::string cause;  // why the job has failed
   try {
     // Eight repetitions, which come ever more rarely.
     const auto repeats = line.loses_frames() ? 40 * options.retry_timeout : std::chrono::milliseconds(0);
@@ -318,19 +320,20 @@ void Engine::close(const std::string& error) {
     // Where a library sums, a push is over when all ranks have made it. There is no server to leave it with.
     if (!context_->in_order) rounds.hand_over();
     if (context_->rows) context_->rows->settle(options.slow_abort);
-    // Whoever still needs us shall hear why its round fails, and not that we have left.
-    if (const auto cause = rounds.own().failure(); !cause.empty())
-      line.fail(fmt::format("{}: {}", transport::to_string(line.self()), cause));
-    if (hierarchy != nullptr) hierarchy->leave(std::chrono::seconds(5));
-    line.leave(std::chrono::seconds(5));
-    has_left = true;
-  } catch (
-      const std::exception&) {  // NOLINT(bugprone-empty-catch): the job has failed; there is nobody to tell
+    cause = rounds.own().failure();
+  } catch (const std::exception& failure) {
+    cause = failure.what();
   }
+  // Whoever still needs us shall hear why its round fails, and not that we have left.
+  if (!cause.empty()) line.fail(fmt::format("{}: {}", transport::to_string(line.self()), cause));
+  if (hierarchy != nullptr) hierarchy->leave(kPatience);
+  line.leave(kPatience);
   context_->collectives.reset();
   rounds.stop();
   std::unique_ptr<Server>& hosted = context_->hosted;
-  if (!has_left) {  // the job has failed, and nobody waits for an answer
+  // Nobody waits for an answer, and what it has not summed yet is the callers' memory, which they may free
+  // now.
+  if (!cause.empty()) {
     if (hierarchy != nullptr) hierarchy->retire(std::chrono::milliseconds(0));
     hosted.reset();
   }
@@ -338,7 +341,6 @@ void Engine::close(const std::string& error) {
 }
 
 void Engine::retire() {
-  constexpr std::chrono::seconds kPatience{5};
   if (Hierarchy* const hierarchy = context_->rounds.hierarchy()) hierarchy->retire(kPatience);
   if (context_->hosted) context_->hosted->retire(kPatience);
   context_->hosted.reset();

@@ -242,7 +242,9 @@ void Hierarchy::leave(std::chrono::milliseconds timeout) {
 }
 
 void Hierarchy::retire(std::chrono::milliseconds timeout) {
-  if (server_) server_->retire(timeout);
+  if (!server_) return;
+  server_->retire(timeout);
+  server_.reset();
 }
 
 void Hierarchy::stop() {

@@ -80,7 +80,7 @@ class Hierarchy {
   /// Leaves the host's job, for at most timeout. The leader's Server serves the others until they have left,
   /// too, or until retire().
   void leave(std::chrono::milliseconds timeout);
-  /// Ends that, as Server::retire().
+  /// Ends that Server, after Server::retire(). Requires stop().
   void retire(std::chrono::milliseconds timeout);
   /// Ends all use of the uplink.
   void stop();

@@ -2,7 +2,10 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <filesystem>
+#include <fstream>
 #include <latch>
+#include <string>
 
 #include "tests/kvstore/job.h"
 #include "tests/kvstore/sums.h"
@@ -162,6 +165,38 @@ TEST(PeersEnd, TheFirstFailureReachesAll) {
     ++failed;
   });
   EXPECT_EQ(failed, 2);
+}
+
+int threads_named(const std::string& name) {
+  int count = 0;
+  for (const auto& task : std::filesystem::directory_iterator("/proc/self/task")) {
+    std::string line;
+    std::getline(std::ifstream(task.path() / "comm"), line);
+    count += line == name;
+  }
+  return count;
+}
+
+// What it would sum is the memory of callers, which may free it.
+TEST(PeersEnd, TheServerOfAWorkerWhoseJobHasFailedEndsWithClose) {
+  std::latch closed(1), counted(1);
+  run_peers({2}, [&](Engine& engine) {
+    std::vector<float> values(300'000, 1.0F);
+    const auto keys = engine.declare(std::vector<KeySpec>{{"w", {values.size()}}});
+    engine.push_pull(keys[0], values, values, 0).wait();
+    if (engine.rank() == 1) {
+      engine.close();
+      closed.count_down();
+      counted.wait();
+      return;
+    }
+    closed.wait();
+    const int of_both = threads_named("gw aggregator");
+    EXPECT_THROW(engine.push_pull(keys[0], values, values, 0).wait(), transport::TransportError);
+    engine.close();
+    EXPECT_EQ(threads_named("gw aggregator"), of_both / 2);
+    counted.count_down();
+  });
 }
 
 }  // namespace

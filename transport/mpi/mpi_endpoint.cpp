@@ -309,8 +309,9 @@ void MpiEndpoint::leave(Place& place, milliseconds timeout) {
     changed_.notify_all();
     wake();
   }
-  // A failed job answers no goodbye.
-  changed_.wait_for(lock, timeout, [&] { return place.has_left || failed_; });
+  // A failed job answers no goodbye; MPI reads what was being sent until it is given up.
+  changed_.wait_for(lock, timeout,
+                    [&] { return place.has_left || (failed_ && (mpi_was_ended_ || is_stuck_)); });
 }
 
 bool MpiEndpoint::outlast(milliseconds timeout) {

@@ -118,10 +118,9 @@ class ZmqMessenger final : public Messenger, public SchedulerLink::Events {
   bool seals_some_ = false;     // likewise
   std::atomic<std::uint32_t> newcomers_{0};
 
-  // The I/O thread's own. Order: sockets are closed before their context ends, which is with the thread:
-  // whoever has left keeps no threads and descriptors, however long it lives. Data has a context of its own,
-  // because only its end says that libzmq reads no sent memory any more, and last words to a scheduler that
-  // is away must not hold that up.
+  // The I/O thread's own. Sockets are closed before their context ends. Contexts end with the thread: a node
+  // that has left keeps no threads and descriptors. Data has a context of its own, since only the end of a
+  // context says that libzmq reads no sent memory any more. The scheduler's socket may linger longer.
   std::optional<ZmqContext> control_context_{std::in_place};
   std::optional<ZmqContext> data_context_{std::in_place};
   std::unique_ptr<DataLinks> data_;  // a worker's exists from the roster on

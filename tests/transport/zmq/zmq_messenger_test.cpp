@@ -328,8 +328,11 @@ TEST(ZmqLinks, TheKernelIsKeptFromTakingFarMoreThanItCanSend) {
   }
 }
 
-// Who has left a job that failed may free what it has pushed, though most of it was never sent.
+// After leave() a node of a failed job may free what it has pushed, also what was never sent.
 TEST(ZmqLinks, AfterLeaveNoSentMemoryIsRead) {
+  constexpr int kFrames = 64;
+  const std::vector<std::byte> values(8 << 20);
+  std::atomic<int> released{0};
   const ZmqOptions options = job_of(1, 1);
   Scheduler scheduler(options);
   auto joining = join_later(node_of(options, scheduler, Role::kServer, 0));
@@ -338,9 +341,6 @@ TEST(ZmqLinks, AfterLeaveNoSentMemoryIsRead) {
   Ear ear, far_ear;
   worker->attach(ear);
   server->attach(far_ear);
-  constexpr int kFrames = 64;
-  const std::vector<std::byte> values(8 << 20);
-  std::atomic<int> released{0};
   for (int i = 0; i < kFrames; ++i) {
     Frame frame;
     frame.header.kind = Kind::kPush;
