@@ -116,8 +116,8 @@ bool rounds(int count, const Exchange& exchange, const Right& right) {
   bool all_right = true;
   for (int round = 0; round < count; ++round) {
     std::this_thread::sleep_for(std::chrono::milliseconds(300));
+    const double cpu = cpu_seconds();  // before the barrier: a server may have pushes before it returns
     barrier();
-    const double cpu = cpu_seconds();
     const auto begin = Clock::now();
     exchange();
     const std::chrono::duration<double> seconds = Clock::now() - begin;

@@ -7,12 +7,16 @@ import os
 import statistics
 import subprocess
 import tempfile
+import time
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from gradwire.netlab import NetLab
 
 HERE = Path(__file__).resolve().parent
-PARTITION_BYTES = 4_096_000  # BytePS's, which cuts gradients for the same servers
+KEY_BYTES = {"keys of 4 MB": 4_096_000, "keys of 1 MiB": 2**20}  # BytePS's default, and gradwire's
+_DEADLINE_SECONDS = 120.0
 _PORT = 9091
 _SOURCES = ("src/customer.cc", "src/postoffice.cc", "src/van.cc")
 
@@ -38,8 +42,10 @@ def build(checkout: Path, folder: Path) -> Path:
     return program
 
 
-def measure(program: Path, ranks: int, bandwidth: str, gradient_bytes: int, rounds: int) -> dict[str, float]:
-    """Returns the median round: seconds, and CPU seconds of workers and servers for each GB of gradient."""
+def measure(
+    program: Path, ranks: int, bandwidth: str, gradient_bytes: int, key_bytes: int, rounds: int
+) -> dict[str, float]:
+    """Returns seconds of the median round, and mean CPU seconds of workers and servers for each GB of gradient."""
     with NetLab(hosts=ranks, bandwidth=bandwidth) as lab, tempfile.TemporaryDirectory() as folder:
         shared = {
             "DMLC_PS_ROOT_URI": lab.host(0).address,
@@ -53,17 +59,28 @@ def measure(program: Path, ranks: int, bandwidth: str, gradient_bytes: int, roun
         for index, (role, host) in enumerate(places):
             own = {"DMLC_ROLE": role, "DMLC_NODE_HOST": lab.host(host).address}
             with Path(folder, str(index)).open("w") as output:
-                command = [str(program), str(gradient_bytes), str(PARTITION_BYTES), str(rounds + 1)]
+                command = [str(program), str(gradient_bytes), str(key_bytes), str(rounds + 1)]
                 jobs.append(lab.host(host).popen(command, env=os.environ | shared | own, stdout=output))
-        for job in jobs:
-            if job.wait(timeout=300) != 0:
-                raise SystemExit("ps_lite: a process of the job failed")
+        await_all(jobs)
         texts = [Path(folder, str(index)).read_text() for index in range(len(places))]
     members = [[json.loads(line) for line in text.splitlines()] for text in texts[1:]]
     timed = list(zip(*members, strict=True))[1:]
     return {
         "seconds": statistics.median(max(row["seconds"] for row in rows) for rows in timed),
-        "cpu_seconds_per_gb": statistics.median(
+        "cpu_seconds_per_gb": statistics.mean(
             sum(row["cpu_seconds"] for row in rows) / (ranks * gradient_bytes / 1e9) for rows in timed
         ),
     }
+
+
+def await_all(jobs: Sequence[subprocess.Popen[Any]]) -> None:
+    """Waits for their ends.
+
+    Raises:
+        SystemExit: one failed, or the deadline has passed.
+    """
+    last = time.monotonic() + _DEADLINE_SECONDS
+    while None in (codes := [job.poll() for job in jobs]) and not any(codes) and time.monotonic() < last:
+        time.sleep(0.05)
+    if any(code != 0 for code in codes):
+        raise SystemExit(f"ps_lite: exit codes of the scheduler, servers and workers: {codes}")

@@ -1,9 +1,9 @@
 """Where does the CPU time of a round go, and is the wire full? gradwire beside Gloo, bare sockets, and another tree.
 
     python experiments/ten_gbit/run.py cpu                     gradwire, Gloo and bare sockets in turns: five minutes
-    python experiments/ten_gbit/run.py threads                 by thread, gradwire and Gloo in turns: five minutes
+    python experiments/ten_gbit/run.py threads                 by thread, gradwire and Gloo in turns: seven minutes
     python experiments/ten_gbit/run.py codecs                  codecs, ranks and memory, beside Gloo: ten minutes
-    python experiments/ten_gbit/run.py ps --ps-lite CHECKOUT   servers beside ps-lite's, in turns: five minutes
+    python experiments/ten_gbit/run.py ps --ps-lite CHECKOUT   servers beside ps-lite's, in turns: four minutes
     python experiments/ten_gbit/run.py wire --against FOLDER   this tree and another one in turns: twelve minutes
     python experiments/ten_gbit/run.py tables                  measures nothing: prints README.md's tables
 
@@ -45,7 +45,7 @@ SERVERS = "ps --colocated --bandwidth 10gbit"
 PS_CODECS = ("none", "2bit")
 # Of `threads`: what `gradwire bench` is asked for.
 THREADED = "allreduce --bandwidth 10gbit --codec none --peer gloo"
-LEAST_SHOWN = 0.005  # CPU seconds for each GB: of threads that take less, nothing is said
+LEAST_SHOWN = 0.005  # CPU seconds for each GB: threads that take less are not shown
 # Of `wire`: what `gradwire bench` is asked for.
 ROWS = {
     "1gbit, 2 workers, 1 server, none": "ps -n 2 -s 1 --bandwidth 1gbit --codec none",
@@ -72,7 +72,7 @@ def bench(python: str, words: str) -> list[dict[str, Any]]:
 
 
 def sockets(ranks: int, bandwidth: str) -> dict[str, float]:
-    """Returns the median round of bare sockets: seconds, and CPU seconds for each GB of gradient."""
+    """Returns seconds of the median round of bare sockets, and mean CPU seconds for each GB of gradient."""
     share = 2 * GRADIENT_BYTES // ranks  # what a rank pushes to another, and what comes back
     with NetLab(hosts=ranks, bandwidth=bandwidth) as lab:
         addresses = [lab.host(rank).address for rank in range(ranks)]
@@ -87,7 +87,7 @@ def sockets(ranks: int, bandwidth: str) -> dict[str, float]:
     by_round = list(zip(*([json.loads(line) for line in text.splitlines()] for text in outputs), strict=True))
     return {
         "seconds": statistics.median(max(row["seconds"] for row in rows) for rows in by_round),
-        "cpu_seconds_per_gb": statistics.median(
+        "cpu_seconds_per_gb": statistics.mean(
             sum(row["cpu_seconds"] for row in rows) / (ranks * GRADIENT_BYTES / 1e9) for rows in by_round
         ),
     }
@@ -163,8 +163,9 @@ def measure_ps(checkout: Path) -> list[dict[str, Any]]:
                             "cpu_seconds_per_gb": record["cpu_seconds_per_gb"],
                         }
                     )
-                alone = ps_lite.measure(program, ranks, "10gbit", GRADIENT_BYTES, ROUNDS)
-                found.setdefault((ranks, "ps-lite alone"), []).append(alone)
+                for keys, key_bytes in ps_lite.KEY_BYTES.items():
+                    alone = ps_lite.measure(program, ranks, "10gbit", GRADIENT_BYTES, key_bytes, ROUNDS)
+                    found.setdefault((ranks, f"ps-lite alone, {keys}"), []).append(alone)
                 print(f"turn {turn + 1} of {TURNS}: {ranks} ranks", flush=True)
     return [{"ranks": ranks, "system": system, "turns": turns} for (ranks, system), turns in found.items()]
 
@@ -232,8 +233,8 @@ def tables(record: dict[str, Any]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("what", choices=("cpu", "threads", "codecs", "ps", "wire", "tables"))
-    parser.add_argument("--against", type=Path, help="of wire: the other tree")
-    parser.add_argument("--ps-lite", type=Path, help="of ps: a checkout of ps-lite")
+    parser.add_argument("--against", type=Path, help="the other tree; required by wire")
+    parser.add_argument("--ps-lite", type=Path, help="a checkout of ps-lite; required by ps")
     parser.add_argument("--folder", type=Path, default=HERE, help="where results.json is")
     given = parser.parse_args()
     if given.what == "wire" and given.against is None:
@@ -251,8 +252,10 @@ def main() -> None:
             "wire": lambda: measure_wire(given.against),
         }
         record[given.what] = measures[given.what]()
-        record["gradwire"] = gradwire_version()
-        record.setdefault("machines", {})[given.what] = machine_description()
+        record.setdefault("made", {})[given.what] = {
+            "gradwire": gradwire_version(),
+            "machine": machine_description(),
+        }
         file.write_text(json.dumps(record, indent=1) + "\n")
     print(tables(record))
 

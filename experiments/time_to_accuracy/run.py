@@ -3,7 +3,7 @@ AdamW, at 100 Mbit and at 1 Gbit:
 DistributedDataParallel on Gloo with PyTorch's own hooks beside gradwire's codecs, the same seeds, in turns.
 
     python experiments/time_to_accuracy/run.py [--row resnet8-100mbit]... [--arm DDP --arm 2bit]... [--seeds 5]
-    python experiments/time_to_accuracy/run.py --quick     2 seeds of 6 arms in a shorter training, about 10 minutes
+    python experiments/time_to_accuracy/run.py --quick     2 seeds of fewer arms, shorter: a quarter of an hour
     python experiments/time_to_accuracy/run.py --tables    measures nothing: prints README.md's tables
 
 A row that has ended replaces its record in results.json; its page with curves is

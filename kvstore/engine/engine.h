@@ -147,8 +147,8 @@ class Engine {
   const EngineMetrics& metrics() const { return metrics_; }
 
   /// Waits for pushes still out, says goodbye, ends the threads. Idempotent; the destructor calls it. A
-  /// Server that lives here serves the other workers until they have left, too, or until retire(). error:
-  /// what ends this worker, for them; empty: it has come to its end.
+  /// Server that lives here serves the other workers until they have left, too, or until retire(); in a job
+  /// that has failed it ends here. error: what ends this worker, for them; empty: it has come to its end.
   void close(const std::string& error = {});
   /// After close(): waits until the process may end without harm to other ranks, for at most timeout; returns
   /// false when that passed first. Where a Server lives here, that is when all workers have left.
