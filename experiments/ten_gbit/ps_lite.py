@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import os
-import statistics
 import subprocess
 import tempfile
 import time
@@ -42,10 +40,10 @@ def build(checkout: Path, folder: Path) -> Path:
     return program
 
 
-def measure(
+def run(
     program: Path, ranks: int, bandwidth: str, gradient_bytes: int, key_bytes: int, rounds: int
-) -> dict[str, float]:
-    """Returns seconds of the median round, and mean CPU seconds of workers and servers for each GB of gradient."""
+) -> list[str]:
+    """Returns what each worker and server has printed: a line of JSON for each round."""
     with NetLab(hosts=ranks, bandwidth=bandwidth) as lab, tempfile.TemporaryDirectory() as folder:
         shared = {
             "DMLC_PS_ROOT_URI": lab.host(0).address,
@@ -59,18 +57,10 @@ def measure(
         for index, (role, host) in enumerate(places):
             own = {"DMLC_ROLE": role, "DMLC_NODE_HOST": lab.host(host).address}
             with Path(folder, str(index)).open("w") as output:
-                command = [str(program), str(gradient_bytes), str(key_bytes), str(rounds + 1)]
+                command = [str(program), str(gradient_bytes), str(key_bytes), str(rounds)]
                 jobs.append(lab.host(host).popen(command, env=os.environ | shared | own, stdout=output))
         await_all(jobs)
-        texts = [Path(folder, str(index)).read_text() for index in range(len(places))]
-    members = [[json.loads(line) for line in text.splitlines()] for text in texts[1:]]
-    timed = list(zip(*members, strict=True))[1:]
-    return {
-        "seconds": statistics.median(max(row["seconds"] for row in rows) for rows in timed),
-        "cpu_seconds_per_gb": statistics.mean(
-            sum(row["cpu_seconds"] for row in rows) / (ranks * gradient_bytes / 1e9) for rows in timed
-        ),
-    }
+        return [Path(folder, str(index)).read_text() for index in range(1, len(places))]
 
 
 def await_all(jobs: Sequence[subprocess.Popen[Any]]) -> None:

@@ -20,7 +20,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -72,7 +72,7 @@ def bench(python: str, words: str) -> list[dict[str, Any]]:
 
 
 def sockets(ranks: int, bandwidth: str) -> dict[str, float]:
-    """Returns seconds of the median round of bare sockets, and mean CPU seconds for each GB of gradient."""
+    """Returns what bare sockets take, as summary()."""
     share = 2 * GRADIENT_BYTES // ranks  # what a rank pushes to another, and what comes back
     with NetLab(hosts=ranks, bandwidth=bandwidth) as lab:
         addresses = [lab.host(rank).address for rank in range(ranks)]
@@ -84,13 +84,34 @@ def sockets(ranks: int, bandwidth: str) -> dict[str, float]:
             for rank in range(ranks)
         ]
         outputs = [job.communicate(timeout=120)[0] for job in jobs]
-    by_round = list(zip(*([json.loads(line) for line in text.splitlines()] for text in outputs), strict=True))
+    return summary(outputs, ranks)
+
+
+def summary(outputs: Iterable[str], ranks: int, warm_up: int = 0) -> dict[str, float]:
+    """Returns seconds of the median round, and mean CPU seconds for each GB of gradient.
+
+    Args:
+        outputs: of each process its lines of JSON, one a round.
+        warm_up: rounds that do not count.
+    """
+    members = ([json.loads(line) for line in text.splitlines()] for text in outputs)
+    rounds = list(zip(*members, strict=True))[warm_up:]
     return {
-        "seconds": statistics.median(max(row["seconds"] for row in rows) for rows in by_round),
+        "seconds": statistics.median(max(row["seconds"] for row in rows) for rows in rounds),
         "cpu_seconds_per_gb": statistics.mean(
-            sum(row["cpu_seconds"] for row in rows) / (ranks * GRADIENT_BYTES / 1e9) for rows in by_round
+            sum(row["cpu_seconds"] for row in rows) / (ranks * GRADIENT_BYTES / 1e9) for rows in rounds
         ),
     }
+
+
+def cost(record: dict[str, Any]) -> dict[str, float]:
+    """What summary() says of other systems, of a record of `gradwire bench`."""
+    return {"seconds": record["seconds_median"], "cpu_seconds_per_gb": record["cpu_seconds_per_gb"]}
+
+
+def with_servers(ranks: int, codec: str) -> str:
+    """What `gradwire bench` is asked for, where each worker's host has a server."""
+    return f"{SERVERS} -n {ranks} -s {ranks} --codec {codec} --reply {codec}"
 
 
 def measure_cpu() -> list[dict[str, Any]]:
@@ -101,12 +122,7 @@ def measure_cpu() -> list[dict[str, Any]]:
             for ranks in RANKS:
                 words = f"allreduce -n {ranks} --bandwidth {bandwidth} --codec none --checksum auto,off --peer gloo"
                 for record in bench(sys.executable, words):
-                    found.setdefault((bandwidth, ranks, record["label"]), []).append(
-                        {
-                            "seconds": record["seconds_median"],
-                            "cpu_seconds_per_gb": record["cpu_seconds_per_gb"],
-                        }
-                    )
+                    found.setdefault((bandwidth, ranks, record["label"]), []).append(cost(record))
                 found.setdefault((bandwidth, ranks, "sockets alone"), []).append(sockets(ranks, bandwidth))
                 print(f"turn {turn + 1} of {TURNS}: {bandwidth}, {ranks} ranks", flush=True)
     return [
@@ -123,7 +139,7 @@ def measure_codecs() -> list[dict[str, Any]]:
         for ranks in CODEC_RANKS:
             calls = [f"{ALL_REDUCES} -n {ranks}"]
             for codec in CODECS:
-                calls.append(f"{SERVERS} -n {ranks} -s {ranks} --codec {codec} --reply {codec}")
+                calls.append(with_servers(ranks, codec))
             for record in itertools.chain.from_iterable(bench(sys.executable, words) for words in calls):
                 found.setdefault((ranks, record["label"]), []).append({name: record[name] for name in kept})
             print(f"turn {turn + 1} of {TURNS}: {ranks} ranks", flush=True)
@@ -154,17 +170,11 @@ def measure_ps(checkout: Path) -> list[dict[str, Any]]:
         for turn in range(TURNS):
             for ranks in CODEC_RANKS:
                 for codec in PS_CODECS:
-                    (record,) = bench(
-                        sys.executable, f"{SERVERS} -n {ranks} -s {ranks} --codec {codec} --reply {codec}"
-                    )
-                    found.setdefault((ranks, record["label"]), []).append(
-                        {
-                            "seconds": record["seconds_median"],
-                            "cpu_seconds_per_gb": record["cpu_seconds_per_gb"],
-                        }
-                    )
+                    (record,) = bench(sys.executable, with_servers(ranks, codec))
+                    found.setdefault((ranks, record["label"]), []).append(cost(record))
                 for keys, key_bytes in ps_lite.KEY_BYTES.items():
-                    alone = ps_lite.measure(program, ranks, "10gbit", GRADIENT_BYTES, key_bytes, ROUNDS)
+                    outputs = ps_lite.run(program, ranks, "10gbit", GRADIENT_BYTES, key_bytes, ROUNDS + 1)
+                    alone = summary(outputs, ranks, warm_up=1)
                     found.setdefault((ranks, f"ps-lite alone, {keys}"), []).append(alone)
                 print(f"turn {turn + 1} of {TURNS}: {ranks} ranks", flush=True)
     return [{"ranks": ranks, "system": system, "turns": turns} for (ranks, system), turns in found.items()]
@@ -195,13 +205,17 @@ def spread(values: Iterable[float]) -> str:
     return f"{statistics.median(ordered):.2f} ({ordered[0]:.2f} to {ordered[-1]:.2f})"
 
 
+def cost_cells(turns: Sequence[dict[str, float]]) -> str:
+    """Seconds, and CPU seconds for each GB."""
+    seconds = statistics.median(turn["seconds"] for turn in turns)
+    return f"{seconds:.3f} | {spread(turn['cpu_seconds_per_gb'] for turn in turns)}"
+
+
 def tables(record: dict[str, Any]) -> str:
     """README.md's."""
     lines = ["| link, ranks | system | s | CPU s/GB |", "|---|---|---|---|"]
     for row in record.get("cpu", []):
-        seconds = statistics.median(turn["seconds"] for turn in row["turns"])
-        cpu = spread(turn["cpu_seconds_per_gb"] for turn in row["turns"])
-        lines.append(f"| {row['bandwidth']}, {row['ranks']} | {row['system']} | {seconds:.3f} | {cpu} |")
+        lines.append(f"| {row['bandwidth']}, {row['ranks']} | {row['system']} | {cost_cells(row['turns'])} |")
     lines += ["", "| ranks | system | thread | CPU s/GB |", "|---|---|---|---|"]
     for row in record.get("threads", []):
         if statistics.median(row["cpu_seconds_per_gb"]) < LEAST_SHOWN:
@@ -211,9 +225,7 @@ def tables(record: dict[str, Any]) -> str:
         )
     lines += ["", "| ranks | system | s | CPU s/GB |", "|---|---|---|---|"]
     for row in record.get("ps", []):
-        seconds = statistics.median(turn["seconds"] for turn in row["turns"])
-        cpu = spread(turn["cpu_seconds_per_gb"] for turn in row["turns"])
-        lines.append(f"| {row['ranks']} | {row['system']} | {seconds:.3f} | {cpu} |")
+        lines.append(f"| {row['ranks']} | {row['system']} | {cost_cells(row['turns'])} |")
     lines += ["", "| ranks | system | s | x limit | CPU s/GB | memory, MB |", "|---|---|---|---|---|---|"]
     for row in record.get("codecs", []):
         turns = row["turns"]
