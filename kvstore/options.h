@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "compress/device/device.h"
+#include "kvstore/array_view.h"
 #include "kvstore/trace/trace.h"
 #include "kvstore/wire/async_policy.h"
 #include "kvstore/wire/code_sums.h"
@@ -80,12 +81,7 @@ struct OnDevice {
 /// What a key begins with.
 struct FirstValue {
   KeyId key = 0;
-  std::span<const float> value;
-  std::span<const double> value64;  ///< in place of it, of a key of float64
-
-  std::span<const std::byte> bytes() const {
-    return value64.empty() ? std::as_bytes(value) : std::as_bytes(value64);
-  }
+  ConstArrayView value;  ///< of float32, or of float64 where the key is
 };
 
 /// What a worker has pushed so far.

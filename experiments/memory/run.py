@@ -1,7 +1,8 @@
 """How much memory does training take for each parameter, with and without gradwire?
 
-    python experiments/memory/run.py             all arms, two ranks each: a quarter of an hour
-    python experiments/memory/run.py tables      measures nothing: prints README.md's table
+    python experiments/memory/run.py                   all arms, two ranks each: twenty minutes
+    python experiments/memory/run.py --only bfloat16   those whose front end has this in its name; keeps the others
+    python experiments/memory/run.py tables            measures nothing: prints README.md's table
 
 Each arm is a job of its own. A figure is the slope between a small model and a large one, so what a process takes
 whatever the model is not in it.
@@ -32,8 +33,16 @@ ARMS = (
     *(("optimizer", codec, 2) for codec in CODECS),
     ("fsdp2", "plain", 0),
     *(("fsdp2", codec, 0) for codec in (*CODECS, "int8 bfloat16")),
+    *(("ddp bfloat16", codec, 0) for codec in ("plain", "none", "int8", "2bit")),
+    *(("optimizer bfloat16", codec, 0) for codec in ("plain", "none", "int8", "2bit")),
 )
-NAMES = {"ddp": "DDP and its hook", "optimizer": "DistributedOptimizer", "fsdp2": "FSDP2"}
+NAMES = {
+    "ddp": "DDP and its hook",
+    "optimizer": "DistributedOptimizer",
+    "fsdp2": "FSDP2",
+    "ddp bfloat16": "DDP and its hook, a bfloat16 model",
+    "optimizer bfloat16": "DistributedOptimizer, a bfloat16 model",
+}
 
 
 def peaks(front_end: str, codec: str, servers: int, millions: int) -> dict[str, int]:
@@ -95,18 +104,20 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("what", nargs="?", choices=("measure", "tables"), default="measure")
     parser.add_argument("--folder", type=Path, default=HERE, help="where results.json is")
+    parser.add_argument("--only", default="", help="a part of a front end's name; default: all")
     given = parser.parse_args()
     file = given.folder / "results.json"
     if given.what == "measure":
-        arms = []
-        for arm in ARMS:
-            arms.append(measure(*arm, MILLIONS))
-            print(arms[-1], flush=True)
+        kept = json.loads(file.read_text())["arms"] if given.only else []
+        arms = {(arm["front_end"], arm["codec"], arm["servers"]): arm for arm in kept}
+        for arm in (each for each in ARMS if given.only in each[0]):
+            arms[arm] = measure(*arm, MILLIONS)
+            print(arms[arm], flush=True)
         record = {
             "gradwire": gradwire_version(),
             "machine": machine_description(),
             "millions": MILLIONS,
-            "arms": arms,
+            "arms": [arms[arm] for arm in ARMS if arm in arms],
         }
         file.write_text(json.dumps(record, indent=1) + "\n")
     print(tables(json.loads(file.read_text())))

@@ -1,6 +1,8 @@
 """One arm of run.py, on each rank: a few steps of training, and how much memory they took.
 
 python worker.py FRONT_END CODEC MILLIONS
+
+FRONT_END is "ddp", "optimizer" or "fsdp2", or one of them and "bfloat16", the dtype of the model: "ddp bfloat16".
 """
 
 from __future__ import annotations
@@ -70,6 +72,8 @@ def peak_of_servers() -> int:
 
 def main(front_end: str, codec: str, millions: int) -> None:
     torch.set_num_threads(1)
+    front_end, _, in_bfloat16 = front_end.partition(" ")
+    torch.set_default_dtype(torch.bfloat16 if in_bfloat16 else torch.float32)
     if front_end != "optimizer":
         dist.init_process_group("gloo")
         rank = dist.get_rank()

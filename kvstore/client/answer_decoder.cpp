@@ -20,10 +20,10 @@ namespace {
 
 /// Copies what was received to the tensors that it is of.
 void scatter(const Operation& operation) {
-  const float* from = operation.out.data();
-  for (const std::span<float> tensor : operation.scatter) {
-    std::memcpy(tensor.data(), from, tensor.size_bytes());
-    from += tensor.size();
+  std::size_t at = 0;
+  for (const ArrayView tensor : operation.scatter) {
+    copy_floats(operation.out.floats().subspan(at, tensor.size()), tensor);
+    at += tensor.size();
   }
 }
 
@@ -35,28 +35,32 @@ void AnswerDecoder::decode(Tensor& tensor, std::size_t index, const Frame& answe
   const Operation& operation = *tensor.current;
   // Where pushes are applied at once, a push has no memory for an answer. A server must not make this worker
   // write to it.
-  if (operation.out_elements() < part.offset + part.count)
+  if (operation.out.size() < part.offset + part.count)
     throw compress::DecodeError("answer: values for a push that asked for none");
-  if (operation.out64.empty()) {
-    decode_floats(tensor, index, answer, static_cast<float>(operation.scale),
-                  operation.out.subspan(part.offset, part.count));
+  const ArrayView out = operation.out.subspan(part.offset, part.count);
+  if (out.is_float32()) {
+    decode_floats(tensor, index, answer, static_cast<float>(operation.scale), out.floats());
     if (!operation.device) scatter(operation);  // of a device's landing it is lifted to them
     return;
   }
-  const auto out = operation.out64.subspan(part.offset, part.count);
   // Straight into the caller's doubles. By way of floats the sum would lose the bits that it was kept in
   // float64 for.
-  if (dtype_of(header) == Dtype::kFloat64) {
+  if (out.is_float64() && dtype_of(header) == Dtype::kFloat64) {
     const auto reply = header.kind == Kind::kValue ? compress::ReplyKind::kSame
                                                    : static_cast<compress::ReplyKind>(header.reply);
     if (header.kind == Kind::kReply && tensor.parts[index].request == Kind::kPush)
       tensor.expect_codec_of_push(header);
-    return compress::Float64Codec().decode_reply(answer.payload.bytes(), reply, operation.scale, out);
+    return compress::Float64Codec().decode_reply(answer.payload.bytes(), reply, operation.scale,
+                                                 out.doubles());
   }
   std::vector<float> floats(part.count);
+  if (!out.is_float64()) {
+    decode_floats(tensor, index, answer, static_cast<float>(operation.scale), floats);
+    return copy_floats(floats, out);
+  }
   // Scaled below, in float64: a mean of large sums would otherwise be rounded twice.
   decode_floats(tensor, index, answer, 1, floats);
-  std::ranges::transform(floats, out.begin(),
+  std::ranges::transform(floats, out.doubles().begin(),
                          [scale = operation.scale](float value) { return value * scale; });
 }
 

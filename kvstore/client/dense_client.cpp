@@ -58,7 +58,7 @@ FrameHeader DenseClient::header_of(const Tensor& tensor, std::size_t index) cons
   header.content = static_cast<std::uint8_t>(weights_.content_of_request(tensor, part));
   if (part.request == Kind::kReadState || part.request == Kind::kWriteState)
     header.content = static_cast<std::uint8_t>(tensor.current->kept);
-  if (part.request == Kind::kInit && !tensor.current->in64.empty())
+  if (part.request == Kind::kInit && tensor.current->in.is_float64())
     header.dtype = static_cast<std::uint8_t>(Dtype::kFloat64);
   if (part.request == Kind::kPush) {
     header.codec = static_cast<std::uint8_t>(tensor.compression->codec->wire_id());

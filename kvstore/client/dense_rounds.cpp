@@ -130,7 +130,7 @@ void DenseRounds::start_push(Tensor& tensor) {
   // them.
   tensor.restored_scales_of.clear();
   ++tensor.step;
-  raw_bytes_ += elements * (operation.in64.empty() ? sizeof(float) : sizeof(double));
+  raw_bytes_ += elements * (operation.in.is_float64() ? sizeof(double) : sizeof(float));
   tensor.parts_to_take = tensor.parts.size();
   for (const std::size_t part : tensor.turns) push_part(tensor, part);
 }
@@ -144,8 +144,11 @@ void DenseRounds::prepare_answer(Tensor& tensor) {
   // The sum comes to one place: floats or doubles here, or memory of the device.
   tensor.value.resize(tensor.value_on_device || is_wide ? 0 : elements);
   tensor.value64.resize(is_wide ? elements : 0);
-  push.out = tensor.value_on_device ? tensor.on_device->value() : std::span<float>(tensor.value);
-  push.out64 = tensor.value64;
+  if (is_wide) {
+    push.out = tensor.value64;
+  } else {
+    push.out = tensor.value_on_device ? tensor.on_device->value() : std::span<float>(tensor.value);
+  }
 }
 
 void DenseRounds::push_part(Tensor& tensor, std::size_t index) {
@@ -157,7 +160,7 @@ void DenseRounds::push_part(Tensor& tensor, std::size_t index) {
                                  });
   }
   if (!is_payload_already(tensor)) return encode(tensor, index);
-  const auto values = operation.bytes_of(tensor.parts[index].part);
+  const auto values = operation.in_of(tensor.parts[index].part).bytes();
   // A sum that a host's leader relays has no caller that keeps it: the frames in the socket share its
   // ownership.
   const auto keep = [owner = operation.owner] {};
@@ -171,10 +174,10 @@ void DenseRounds::push_part(Tensor& tensor, std::size_t index) {
 /// Whether the caller's own memory is what a push sends, and is there until it is answered.
 bool DenseRounds::is_payload_already(const Tensor& tensor) {
   const compress::Codec& codec = tensor.codec();
-  const bool is_of_float64 = !tensor.current->in64.empty();
+  const auto sent = codec.as_float64() == nullptr ? ElementType::kFloat32 : ElementType::kFloat64;
   // A leftover is added to the values, which needs a copy. push() gives its caller the memory back before the
   // socket has sent it, so it needs one too.
-  return !codec.lossy() && !tensor.has_leftover() && is_of_float64 == (codec.as_float64() != nullptr) &&
+  return !codec.lossy() && !tensor.has_leftover() && tensor.current->in.type() == sent &&
          tensor.current->verb == Verb::kPushPull;
 }
 
@@ -184,8 +187,8 @@ void DenseRounds::start_pull(Tensor& tensor) {
   // they agree. The next one brings the server's own weight (wire/PROTOCOL.md, "Weights").
   const bool is_more = tensor.is_shown || pull.is_for_servers_own;
   tensor.asks_for_servers_own = is_more && tensor.weight_replies->are_deltas();
-  // copy_value() copies float32. A pull into float64 of a value on a device therefore asks the servers.
-  const bool is_here = tensor.value_current && (pull.out64.empty() || !tensor.value_on_device);
+  // copy_value() copies float32. A pull into another type of a value on a device therefore asks the servers.
+  const bool is_here = tensor.value_current && (pull.out.is_float32() || !tensor.value_on_device);
   const bool asks = !is_here || tensor.asks_for_servers_own;
   // Answers to pulls are decoded on the host, and ended() copies them to the device.
   if (asks && pull.works_on_device()) parts_.devices.land(tensor, {});
@@ -194,6 +197,18 @@ void DenseRounds::start_pull(Tensor& tensor) {
   ++tensor.pulls;
   for (std::size_t part = 0; part < tensor.parts.size(); ++part)
     parts_.client.send(tensor, part, Kind::kPull);
+}
+
+/// Copies what the last push brought to where a pull wants it.
+void DenseRounds::copy_value(const Tensor& tensor, ArrayView out) {
+  if (tensor.value64.empty()) return copy_floats(tensor.value, out);
+  if (out.is_float64()) {
+    std::ranges::copy(tensor.value64, out.doubles().begin());
+    return;
+  }
+  std::vector<float> floats(out.size());
+  copy_as_floats(tensor.value64, floats);
+  copy_floats(floats, out);
 }
 
 /// Answers a pull with what the last push brought.
@@ -209,16 +224,7 @@ void DenseRounds::bring_value(Tensor& tensor) {
   if (pull.device || tensor.value_on_device) return parts_.devices.copy_value(tensor, job_of(tensor));
   ++tensor.jobs;
   context_.pool.submit(pull.priority, [this, &tensor] {
-    const Operation& operation = *tensor.current;
-    const auto bring = [](const auto& value, auto out) {
-      using Element = typename decltype(out)::element_type;
-      std::ranges::transform(value, out.begin(), [](auto element) { return static_cast<Element>(element); });
-    };
-    if (operation.out64.empty()) {
-      tensor.value64.empty() ? bring(tensor.value, operation.out) : bring(tensor.value64, operation.out);
-    } else {
-      tensor.value64.empty() ? bring(tensor.value, operation.out64) : bring(tensor.value64, operation.out64);
-    }
+    copy_value(tensor, tensor.current->out);
     context_.loop->post([this, &tensor] { job_done(tensor, nullptr); });
   });
 }
@@ -227,7 +233,7 @@ void DenseRounds::start_init(Tensor& tensor) {
   ++tensor.pulls;
   const Operation& init = *tensor.current;
   for (std::size_t index = 0; index < tensor.parts.size(); ++index) {
-    const auto values = init.bytes_of(tensor.parts[index].part);
+    const auto values = init.in_of(tensor.parts[index].part).bytes();
     parts_.client.send(tensor, index, Kind::kInit, {Buffer::borrow(values), 0});
   }
 }
@@ -247,7 +253,7 @@ void DenseRounds::start_state(Tensor& tensor) {
 /// Returns false where there is no room for them.
 bool DenseRounds::stage(Operation& operation) {
   const std::uint64_t most = context_.options.push_ahead_bytes;
-  const std::uint64_t bytes = operation.in.size_bytes() + operation.in64.size_bytes() + kAheadBytes;
+  const std::uint64_t bytes = operation.in.bytes().size() + kAheadBytes;
   // A push that is larger than the bound is never taken ahead. It is held until its own round begins.
   if (bytes > most || ahead_bytes_ > most - bytes) return false;
   operation.ahead_bytes = bytes;
@@ -256,10 +262,9 @@ bool DenseRounds::stage(Operation& operation) {
     parts_.devices.stage(operation);
     return true;
   }
-  operation.staged.assign(operation.in.begin(), operation.in.end());
-  operation.in = operation.staged;
-  operation.staged64.assign(operation.in64.begin(), operation.in64.end());
-  operation.in64 = operation.staged64;
+  const auto given = operation.in.bytes();
+  operation.staged.assign(given.begin(), given.end());
+  operation.in = {operation.in.type(), operation.staged};
   operation.taken.succeed();
   return true;
 }

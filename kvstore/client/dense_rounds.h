@@ -76,6 +76,7 @@ class DenseRounds {
   void start_push(Tensor& tensor);
   void prepare_answer(Tensor& tensor);
   void push_part(Tensor& tensor, std::size_t part);
+  static void copy_value(const Tensor& tensor, ArrayView out);
   void bring_value(Tensor& tensor);
   bool stage(Operation& operation);
   void stage_held(Tensor& tensor);

@@ -73,7 +73,7 @@ void DeviceRounds::stage(Operation& operation) {
     const std::span<float> staged(there.staged.get(), operation.in.size());
     DeviceLink::Batch batch(*there.link, DeviceLink::Way::kToHost);
     batch.wait_for(there.marks);
-    batch.copy(operation.in, staged);
+    batch.copy(operation.in.floats(), staged);
     // The operation reads the copy from now on. `taken` says when the copy is there, and the caller's memory
     // free.
     operation.in = staged;
@@ -118,8 +118,8 @@ void DeviceRounds::land(Tensor& tensor, Next next) {
   DeviceOperation& there = *operation.device;
   there.landing = there.link->take_pinned(tensor.spec.elements() * sizeof(float));
   // The operation's own spans show the landing from here on, so that the host's code finds its floats there.
-  there.in = operation.in;
-  there.out = operation.out;
+  there.in = operation.in.floats();
+  there.out = operation.out.floats();
   const std::span<float> here = floats_of(there.landing);
   operation.in = here;
   // The sum of a push stays on the host: a pull brings it where it is wanted.
@@ -130,8 +130,8 @@ void DeviceRounds::land(Tensor& tensor, Next next) {
     if (operation.scatter.empty())
       return batch.cross(operation.device->in.data(), here.data(), here.size_bytes());
     std::size_t at = 0;
-    for (const std::span<float> piece : operation.scatter) {
-      batch.cross(piece.data(), here.data() + at, piece.size_bytes());
+    for (const ArrayView piece : operation.scatter) {
+      batch.cross(piece.floats().data(), here.data() + at, piece.bytes().size());
       at += piece.size();
     }
   };
@@ -143,12 +143,12 @@ void DeviceRounds::lift(Tensor& tensor, Next next) {
   // Before the job ends: ended() would otherwise copy again.
   operation.device->lands = false;
   const auto bring = [&operation](DeviceLink::Batch& batch) {
-    const std::span<const float> here = operation.out;
+    const std::span<const float> here = operation.out.floats();
     if (operation.scatter.empty())
       return batch.cross(here.data(), operation.device->out.data(), here.size_bytes());
     std::size_t at = 0;
-    for (const std::span<float> piece : operation.scatter) {
-      batch.cross(here.data() + at, piece.data(), piece.size_bytes());
+    for (const ArrayView piece : operation.scatter) {
+      batch.cross(here.data() + at, piece.floats().data(), piece.bytes().size());
       at += piece.size();
     }
   };
@@ -164,7 +164,7 @@ void DeviceRounds::copy_value(Tensor& tensor, Next next) {
   const auto way = operation.device ? DeviceLink::Way::kToDevice : DeviceLink::Way::kToHost;
   // Within one device, memory is copied without crossing the bus, and does not count as traffic.
   const bool crosses = from_device != operation.device.has_value();
-  const auto copy = [value, out = operation.out, crosses](DeviceLink::Batch& batch) {
+  const auto copy = [value, out = operation.out.floats(), crosses](DeviceLink::Batch& batch) {
     crosses ? batch.cross(value.data(), out.data(), value.size_bytes()) : batch.copy(value, out);
   };
   submit(tensor, link, way, copy, std::move(next));
@@ -188,7 +188,7 @@ void DeviceRounds::encode(Tensor& tensor, std::size_t index, Encoded next) {
     try {
       DeviceRound round = tensor.device_round();
       round.position = encoder_.position_of(tensor);
-      tensor.on_device->encode(round, tensor.parts[index].part, operation.in, operation.scatter,
+      tensor.on_device->encode(round, tensor.parts[index].part, operation.in.floats(), operation.scatter,
                                operation.device->marks, arrived);
     } catch (...) {
       // The same way as a payload, so that the job ends once.
@@ -243,8 +243,8 @@ void DeviceRounds::decode(Tensor& tensor, std::size_t index, const Frame& answer
     } else {
       tensor.expect_codec_of_push(answer.header);
     }
-    tensor.on_device->decode(round, tensor.parts[index].part, reply, operation.out, operation.scatter,
-                             operation.device->marks, end);
+    tensor.on_device->decode(round, tensor.parts[index].part, reply, operation.out.floats(),
+                             operation.scatter, operation.device->marks, end);
   } catch (...) {
     end(nullptr, std::current_exception());
   }

@@ -13,12 +13,6 @@ namespace gradwire::kvstore {
 
 namespace {
 
-std::vector<float> to_float32(std::span<const double> values) {
-  std::vector<float> rounded(values.size());
-  std::ranges::transform(values, rounded.begin(), [](double value) { return static_cast<float>(value); });
-  return rounded;
-}
-
 /// Whether rounding has made an infinity of a number.
 bool has_overflowed(std::span<const double> values, std::span<const float> rounded) {
   for (std::size_t i = 0; i < values.size(); ++i) {
@@ -49,14 +43,18 @@ PushPayload PushEncoder::encode(Tensor& tensor, std::size_t index) {
     finish(tensor, index, payload);
     return payload;
   }
-  std::vector<float> rounded;  // codecs work in float32
-  if (!tensor.current->in64.empty()) {
-    const auto exact = tensor.current->in64.subspan(part.offset, part.count);
-    rounded = to_float32(exact);
-    if (has_overflowed(exact, rounded)) note_overflow(tensor);
+  const ConstArrayView given = tensor.current->in_of(part);
+  transport::Buffer converted;  // codecs work in float32
+  std::span<const float> grad;
+  if (given.is_float32()) {
+    grad = given.floats();
+  } else {
+    converted = buffers_.take(part.count * sizeof(float));
+    const auto floats = ArrayView(ElementType::kFloat32, converted.bytes()).floats();
+    copy_as_floats(given, floats);
+    if (given.is_float64() && has_overflowed(given.doubles(), floats)) note_overflow(tensor);
+    grad = floats;
   }
-  const auto grad =
-      rounded.empty() ? tensor.current->in.subspan(part.offset, part.count) : std::span<const float>(rounded);
   const auto scales = tensor.scales_known ? tensor.scales_of(part) : std::span<const compress::UnitScale>();
   const bool is_measured = codec.lossy() && compress::measures_share(position.step);
   // Before encode(), which changes the residual.
@@ -78,8 +76,8 @@ PushPayload PushEncoder::encode(Tensor& tensor, std::size_t index) {
 
 /// Float64 that its codec sends as it is. False where that is not what a push is of.
 bool PushEncoder::copy_float64(Tensor& tensor, const Part& part, std::span<std::byte> bytes) const {
-  if (tensor.codec().as_float64() == nullptr || tensor.current->in64.empty()) return false;
-  const auto values = tensor.current->in64.subspan(part.offset, part.count);
+  if (tensor.codec().as_float64() == nullptr || !tensor.current->in.is_float64()) return false;
+  const auto values = tensor.current->in_of(part).doubles();
   const auto residual = tensor.residual_of(part);
   if (residual.empty()) {
     std::memcpy(bytes.data(), values.data(), values.size_bytes());

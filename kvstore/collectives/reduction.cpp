@@ -13,7 +13,7 @@
 #include <utility>
 #include <vector>
 
-#include "compress/dense/dense_scalar.h"
+#include "compress/dense/halves.h"
 
 namespace gradwire::kvstore {
 namespace {
@@ -60,30 +60,15 @@ struct Plain {
 struct Float16 {
   using Bits = std::uint16_t;
   using Accumulator = float;
-  static constexpr std::uint16_t kNan = 0x7e00, kInfinity = 0x7c00, kSign = 0x8000;
-  static constexpr float kOverflow = 65520;  // from here on the nearest is infinity
-
   static float load(Bits bits) { return compress::dense::float_from_f16(bits); }
-  static Bits store(float value) {
-    if (std::isnan(value)) return kNan;
-    // The codec's rounding is for finite results only.
-    if (std::fabs(value) < kOverflow) return compress::dense::f16_from_float(value);
-    return std::signbit(value) ? kInfinity | kSign : kInfinity;
-  }
+  static Bits store(float value) { return compress::dense::ieee_f16_from_float(value); }
 };
 
 struct Bfloat16 {
   using Bits = std::uint16_t;
   using Accumulator = float;
-  static constexpr std::uint16_t kNan = 0x7fc0;
-
   static float load(Bits bits) { return compress::dense::float_from_bf16(bits); }
-  static Bits store(float value) {
-    if (std::isnan(value)) return kNan;
-    const auto bits = std::bit_cast<std::uint32_t>(value);
-    // To nearest, and to even where both are equally near: the carry moves on by itself, up to infinity.
-    return static_cast<Bits>((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
-  }
+  static Bits store(float value) { return compress::dense::ieee_bf16_from_float(value); }
 };
 
 /// Integers wrap, so they are combined unsigned: the low bits of sums and products do not depend on the sign.

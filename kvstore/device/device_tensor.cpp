@@ -150,8 +150,7 @@ std::span<UnitScale> DeviceTensor::scales_of(const Run& run) const {
 }
 
 void DeviceTensor::encode(const DeviceRound& round, const Part& part, std::span<const float> in,
-                          std::span<const std::span<float>> pieces, const DeviceLink::Marks& marks,
-                          Encoded next) {
+                          std::span<const ArrayView> pieces, const DeviceLink::Marks& marks, Encoded next) {
   const compress::Codec& codec = codec_of(round);
   auto payload = std::make_shared<DevicePayload>(*link_, codec, part.count);
   DeviceLink::Batch batch(*link_, DeviceLink::Way::kToHost);
@@ -160,8 +159,8 @@ void DeviceTensor::encode(const DeviceRound& round, const Part& part, std::span<
     // The codec reads one array. Slots of a bucket lie apart.
     in = together();
     std::size_t at = 0;
-    for (const std::span<float> piece : pieces) {
-      batch.copy(piece, together().subspan(at, piece.size()));
+    for (const ArrayView piece : pieces) {
+      batch.copy(piece.floats(), together().subspan(at, piece.size()));
       at += piece.size();
     }
   }
@@ -186,7 +185,7 @@ void DeviceTensor::encode(const DeviceRound& round, const Part& part, std::span<
 }
 
 void DeviceTensor::decode(const DeviceRound& round, const Part& part, const DeviceAnswer& answer,
-                          std::span<float> out, std::span<const std::span<float>> pieces,
+                          std::span<float> out, std::span<const ArrayView> pieces,
                           const DeviceLink::Marks& marks, Decoded next) {
   const std::size_t bytes = answer.reply.size();
   auto pinned = std::make_shared<transport::Buffer>(link_->take_pinned(padded(bytes) + sizeof(DeviceReport)));
@@ -212,8 +211,8 @@ void DeviceTensor::decode(const DeviceRound& round, const Part& part, const Devi
     ++from;
   }
   std::size_t at = 0;
-  for (const std::span<float> piece : pieces) {
-    batch.copy(out.subspan(at, piece.size()), piece);
+  for (const ArrayView piece : pieces) {
+    batch.copy(out.subspan(at, piece.size()), piece.floats());
     at += piece.size();
   }
   batch.then([pinned = std::move(pinned), report, ways = answer.ways, twin = round.twin,

@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "compress/payload/segmented.h"
+#include "kvstore/array_view.h"
 #include "kvstore/device/device_link.h"
 #include "kvstore/wire/key.h"
 
@@ -84,12 +85,12 @@ class DeviceTensor {
   std::span<float> value();
 
   /// Encodes a part of `in`, once the marks are passed; or, where there are pieces, of these, one behind the
-  /// other.
+  /// other, which are of float32.
   void encode(const DeviceRound& round, const Part& part, std::span<const float> in,
-              std::span<const std::span<float>> pieces, const DeviceLink::Marks& marks, Encoded next);
+              std::span<const ArrayView> pieces, const DeviceLink::Marks& marks, Encoded next);
   /// Decodes a part's reply, times scale, to its place in `out`, or to the pieces.
   void decode(const DeviceRound& round, const Part& part, const DeviceAnswer& answer, std::span<float> out,
-              std::span<const std::span<float>> pieces, const DeviceLink::Marks& marks, Decoded next);
+              std::span<const ArrayView> pieces, const DeviceLink::Marks& marks, Decoded next);
 
  private:
   /// What one call of a twin works on.

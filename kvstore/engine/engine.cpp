@@ -168,13 +168,8 @@ std::vector<KeyId> Engine::declare(std::span<const KeySpec> keys) {
   return ids;
 }
 
-void Engine::init(KeyId key, std::span<const float> value, std::uint32_t root) {
-  const FirstValue first{key, value, {}};
-  init({&first, 1}, root);
-}
-
-void Engine::init(KeyId key, std::span<const double> value, std::uint32_t root) {
-  const FirstValue first{key, {}, value};
+void Engine::init(KeyId key, ConstArrayView value, std::uint32_t root) {
+  const FirstValue first{key, value};
   init({&first, 1}, root);
 }
 
@@ -211,90 +206,53 @@ void Engine::set_optimizer(const std::string& text) {
 
 // ------------------------------------------------------------------------------------- one key
 
-namespace {
-
-void require_elements(const EngineContext& context, const char* verb, KeyId key,
-                      std::span<const float> values) {
-  context.keys.require_size(verb, key, values.size());
-}
-void require_elements(const EngineContext& context, const char* verb, KeyId key,
-                      std::span<const double> values) {
-  context.keys.require_float64(verb, key, values.size());
-}
-
-}  // namespace
-
-template <typename Element>
-BegunPush Engine::submit_push(KeyId key, std::span<const Element> grad, std::int32_t priority,
-                              const OnDevice& place) {
+/// Of arrays of a key; on a device they are of float32.
+Operation Engine::operation_on(const char* verb, KeyId key, const OnDevice& place,
+                               std::initializer_list<ConstArrayView> arrays) const {
   context_->callers->note_call();
-  require_elements(*context_, "push", key, grad);
-  context_->require_optimizer("push");
+  for (const ConstArrayView array : arrays) {
+    context_->keys.require_array(verb, key, array);
+    if (place.device && !array.is_float32()) {
+      throw std::invalid_argument(fmt::format("{}: key '{}' was given as {} on {}; give float32 there", verb,
+                                              context_->keys.spec(key).name, name_of(array.type()),
+                                              place.device->name()));
+    }
+  }
   Operation operation;
   operation.device = context_->rounds.device_operation(place);
-  operation.set_in(grad);
-  return context_->rounds.push(key, std::move(operation), priority);
+  return operation;
 }
 
-template <typename Element>
-Ticket Engine::submit_pull(KeyId key, std::span<Element> out, std::int32_t priority, const OnDevice& place) {
-  context_->callers->note_call();
-  require_elements(*context_, "pull", key, out);
-  Operation operation;
-  operation.device = context_->rounds.device_operation(place);
-  operation.set_out(out);
-  operation.priority = priority;
-  return context_->rounds.pull(key, std::move(operation), place.device, context_->optimizer.is_set);
-}
-
-template <typename Element>
-Ticket Engine::submit_push_pull(KeyId key, std::span<const Element> in, std::span<Element> out,
-                                std::int32_t priority, double scale, const OnDevice& place,
-                                std::uint32_t program_step) {
-  context_->callers->note_call();
-  require_elements(*context_, "push_pull", key, in);
-  require_elements(*context_, "push_pull", key, out);
-  context_->require_optimizer("push_pull");
-  Operation operation;
-  operation.device = context_->rounds.device_operation(place);
-  operation.program_step = program_step;
-  operation.set_in(in);
-  operation.set_out(out);
-  operation.priority = priority;
-  operation.scale = scale;
-  return context_->rounds.push_pull(key, std::move(operation));
-}
-
-Ticket Engine::push(KeyId key, std::span<const float> grad, std::int32_t priority, const OnDevice& place) {
+Ticket Engine::push(KeyId key, ConstArrayView grad, std::int32_t priority, const OnDevice& place) {
   const BegunPush begun = begin_push(key, grad, priority, place);
   begun.taken.wait();
   return begun.done;
 }
-Ticket Engine::push(KeyId key, std::span<const double> grad, std::int32_t priority) {
-  const BegunPush begun = begin_push(key, grad, priority);
-  begun.taken.wait();
-  return begun.done;
+
+BegunPush Engine::begin_push(KeyId key, ConstArrayView grad, std::int32_t priority, const OnDevice& place) {
+  Operation operation = operation_on("push", key, place, {grad});
+  context_->require_optimizer("push");
+  operation.in = grad;
+  return context_->rounds.push(key, std::move(operation), priority);
 }
-BegunPush Engine::begin_push(KeyId key, std::span<const float> grad, std::int32_t priority,
-                             const OnDevice& place) {
-  return submit_push(key, grad, priority, place);
+
+Ticket Engine::pull(KeyId key, ArrayView out, std::int32_t priority, const OnDevice& place) {
+  Operation operation = operation_on("pull", key, place, {out});
+  operation.out = out;
+  operation.priority = priority;
+  return context_->rounds.pull(key, std::move(operation), place.device, context_->optimizer.is_set);
 }
-BegunPush Engine::begin_push(KeyId key, std::span<const double> grad, std::int32_t priority) {
-  return submit_push(key, grad, priority, {});
-}
-Ticket Engine::pull(KeyId key, std::span<float> out, std::int32_t priority, const OnDevice& place) {
-  return submit_pull(key, out, priority, place);
-}
-Ticket Engine::pull(KeyId key, std::span<double> out, std::int32_t priority) {
-  return submit_pull(key, out, priority, {});
-}
-Ticket Engine::push_pull(KeyId key, std::span<const float> in, std::span<float> out, std::int32_t priority,
-                         float scale, const OnDevice& place, std::uint32_t program_step) {
-  return submit_push_pull(key, in, out, priority, scale, place, program_step);
-}
-Ticket Engine::push_pull(KeyId key, std::span<const double> in, std::span<double> out, std::int32_t priority,
-                         double scale, std::uint32_t program_step) {
-  return submit_push_pull(key, in, out, priority, scale, {}, program_step);
+
+Ticket Engine::push_pull(KeyId key, ConstArrayView in, ArrayView out, std::int32_t priority, double scale,
+                         const OnDevice& place, std::uint32_t program_step) {
+  Operation operation = operation_on("push_pull", key, place, {in, out});
+  context_->require_optimizer("push_pull");
+  operation.program_step = program_step;
+  operation.in = in;
+  operation.out = out;
+  operation.priority = priority;
+  operation.scale = scale;
+  return context_->rounds.push_pull(key, std::move(operation));
 }
 
 // ------------------------------------------------------------------------------------- the end

@@ -11,11 +11,14 @@
 #include <chrono>
 #include <cstdint>
 #include <functional>
+#include <initializer_list>
 #include <memory>
 #include <span>
 #include <string>
 #include <vector>
 
+#include "kvstore/array_view.h"
+#include "kvstore/client/operation.h"
 #include "kvstore/engine/checkpointing.h"
 #include "kvstore/engine/compression_settings.h"
 #include "kvstore/engine/engine_metrics.h"
@@ -102,8 +105,7 @@ class Engine {
   /// kept to the bit until a round, or an optimizer, takes its place.
   void init(std::span<const FirstValue> values, std::uint32_t root = 0);
   /// The same of one key.
-  void init(KeyId key, std::span<const float> value, std::uint32_t root = 0);
-  void init(KeyId key, std::span<const double> value, std::uint32_t root = 0);
+  void init(KeyId key, ConstArrayView value, std::uint32_t root = 0);
   /// Sets the servers' optimizer ("sgd learning_rate=0.1"); replies are weights from then on, and slots that
   /// shared a bucket go alone. A key that was pushed before begins with the sum of its last round. Throws
   /// std::logic_error for the first one during a step, and std::invalid_argument for a bad one, in a job that
@@ -111,31 +113,26 @@ class Engine {
   /// none and it was not pushed since.
   void set_optimizer(const std::string& text);
 
-  // One key. Spans hold exactly the key's elements, all of a call's at one place. Where pushes are applied at
-  // once, the answer is the weight, a push without an optimizer throws std::invalid_argument, and pull()
+  // One key. Arrays hold exactly the key's elements, all of a call's at one place. Where pushes are applied
+  // at once, the answer is the weight, a push without an optimizer throws std::invalid_argument, and pull()
   // brings the weight as it is then.
-  // Spans of double are for keys that were declared as float64, and throw std::invalid_argument for others.
+  // Arrays of float64 are for keys that were declared as float64, and throw std::invalid_argument for others.
   // With codec none their sums are of float64, in rank order; other codecs, and servers that keep weights,
-  // work in float32.
+  // work in float32. Arrays of float16 and bfloat16 are widened part by part as they are encoded, and rounded
+  // as answers are decoded: no copy of the whole array in float32 is made. Arrays on a device are of float32.
 
   /// Adds grad to this round's sum. Returns when grad has been taken: at once, or, where push_ahead_bytes are
   /// taken already, when the rounds of the key before it are over.
-  Ticket push(KeyId key, std::span<const float> grad, std::int32_t priority, const OnDevice& place = {});
-  Ticket push(KeyId key, std::span<const double> grad, std::int32_t priority);
+  Ticket push(KeyId key, ConstArrayView grad, std::int32_t priority, const OnDevice& place = {});
   /// The same without the wait: grad stays alive and untouched until it is taken.
-  BegunPush begin_push(KeyId key, std::span<const float> grad, std::int32_t priority,
-                       const OnDevice& place = {});
-  BegunPush begin_push(KeyId key, std::span<const double> grad, std::int32_t priority);
+  BegunPush begin_push(KeyId key, ConstArrayView grad, std::int32_t priority, const OnDevice& place = {});
   /// Copies the answer to this worker's last push (or, before any, the stored value) to out.
-  Ticket pull(KeyId key, std::span<float> out, std::int32_t priority, const OnDevice& place = {});
-  Ticket pull(KeyId key, std::span<double> out, std::int32_t priority);
-  /// Both in one; in and out may be the same memory. The answer is multiplied by scale. program_step: the
-  /// step of the worker's program that this is of: where workers' differ, the job fails and says so; 0: not
-  /// compared.
-  Ticket push_pull(KeyId key, std::span<const float> in, std::span<float> out, std::int32_t priority,
-                   float scale = 1, const OnDevice& place = {}, std::uint32_t program_step = 0);
-  Ticket push_pull(KeyId key, std::span<const double> in, std::span<double> out, std::int32_t priority,
-                   double scale = 1, std::uint32_t program_step = 0);
+  Ticket pull(KeyId key, ArrayView out, std::int32_t priority, const OnDevice& place = {});
+  /// Both in one; in and out may be the same memory, of one type then. The answer is multiplied by scale,
+  /// which is rounded to float32 unless out is of float64. program_step: the step of the worker's program
+  /// that this is of: where workers' differ, the job fails and says so; 0: not compared.
+  Ticket push_pull(KeyId key, ConstArrayView in, ArrayView out, std::int32_t priority, double scale = 1,
+                   const OnDevice& place = {}, std::uint32_t program_step = 0);
 
   // Its parts, of keys that were declared. They live as it does.
 
@@ -161,15 +158,8 @@ class Engine {
   Engine(std::unique_ptr<transport::Messenger> messenger, const EngineOptions& options,
          std::unique_ptr<Server> hosted, const ConnectHost& connect_host, bool in_order);
   void require_optional_workers() const;
-  template <typename Element>
-  BegunPush submit_push(KeyId key, std::span<const Element> grad, std::int32_t priority,
-                        const OnDevice& place);
-  template <typename Element>
-  Ticket submit_pull(KeyId key, std::span<Element> out, std::int32_t priority, const OnDevice& place);
-  template <typename Element>
-  Ticket submit_push_pull(KeyId key, std::span<const Element> in, std::span<Element> out,
-                          std::int32_t priority, double scale, const OnDevice& place,
-                          std::uint32_t program_step);
+  Operation operation_on(const char* verb, KeyId key, const OnDevice& place,
+                         std::initializer_list<ConstArrayView> arrays) const;
 
   const std::unique_ptr<EngineContext> context_;
   CompressionSettings compression_;

@@ -43,7 +43,6 @@ void store(const EngineContext& context, std::span<const FirstValue> values) {
     key = first.key;
     operation.verb = Operation::Verb::kInit;
     operation.in = first.value;
-    operation.in64 = first.value64;
     stored.push_back(operation.done);
   }
   context.rounds.job().submit(std::move(submissions));
@@ -58,19 +57,15 @@ void store_roots(EngineContext& context, std::span<const FirstValue> values, std
     // Values are read in place as floats or doubles, so each begins at a multiple of the larger alignment.
     begins.push_back((own.size() + alignof(double) - 1) / alignof(double) * alignof(double));
     own.resize(begins.back());
-    const auto bytes = first.bytes();
+    const auto bytes = first.value.bytes();
     own.insert(own.end(), bytes.begin(), bytes.end());
   }
   const auto roots = value_of(context, root, own);
   std::vector<FirstValue> given;
   for (std::size_t i = 0; i < values.size(); ++i) {
-    const std::byte* const at = roots.data() + begins[i];
-    FirstValue& first = given.emplace_back(values[i]);
-    if (first.value64.empty()) {
-      first.value = {reinterpret_cast<const float*>(at), first.value.size()};
-    } else {
-      first.value64 = {reinterpret_cast<const double*>(at), first.value64.size()};
-    }
+    const ConstArrayView own_value = values[i].value;
+    const auto bytes = std::span(roots).subspan(begins[i], own_value.bytes().size());
+    given.push_back({values[i].key, {own_value.type(), bytes}});
   }
   store(context, given);
 }
@@ -79,10 +74,11 @@ void store_roots(EngineContext& context, std::span<const FirstValue> values, std
 
 void store_first_values(EngineContext& context, std::span<const FirstValue> values, std::uint32_t root) {
   for (const FirstValue& first : values) {
-    if (first.value64.empty()) {
-      context.keys.require_size("init", first.key, first.value.size());
-    } else {
-      context.keys.require_float64("init", first.key, first.value64.size());
+    context.keys.require_array("init", first.key, first.value);
+    if (!first.value.is_float32() && !first.value.is_float64()) {
+      throw std::invalid_argument(fmt::format("init: key '{}' was given as {}; give float32",
+                                              context.keys.spec(first.key).name,
+                                              name_of(first.value.type())));
     }
   }
   if (root >= context.workers()) {
@@ -91,7 +87,7 @@ void store_first_values(EngineContext& context, std::span<const FirstValue> valu
   }
   Hierarchy* const hierarchy = context.rounds.hierarchy();
   const auto bytes_of = [](const FirstValue& first) {
-    return first.bytes().size() + transport::kHeaderBytes;
+    return first.value.bytes().size() + transport::kHeaderBytes;
   };
   for (const auto piece : in_pieces(values, bytes_of)) {
     if (context.in_order) {

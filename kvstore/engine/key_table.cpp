@@ -52,8 +52,9 @@ void KeyTable::require_size(const char* verb, KeyId key, std::size_t given) cons
   }
 }
 
-void KeyTable::require_float64(const char* verb, KeyId key, std::size_t given) const {
-  require_size(verb, key, given);
+void KeyTable::require_array(const char* verb, KeyId key, ConstArrayView given) const {
+  require_size(verb, key, given.size());
+  if (!given.is_float64()) return;
   const KeySpec declared = spec(key);
   if (declared.is_float64()) return;
   throw std::invalid_argument(fmt::format(

@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "fusion/partition.h"
+#include "kvstore/array_view.h"
 #include "kvstore/checkpoint/checkpoint.h"
 #include "kvstore/engine/worker_rounds.h"
 #include "kvstore/wire/key.h"
@@ -43,8 +44,8 @@ class KeyTable {
   std::uint64_t elements_of(KeyId key) const;
   /// Throws std::invalid_argument unless the key has so many elements.
   void require_size(const char* verb, KeyId key, std::size_t given) const;
-  /// Likewise, and unless it is of float64. A key of another dtype has sums of float32, whatever it is given.
-  void require_float64(const char* verb, KeyId key, std::size_t given) const;
+  /// Likewise, and for an array of float64 unless the key is of it: another key has sums of float32.
+  void require_array(const char* verb, KeyId key, ConstArrayView given) const;
 
   // Buckets.
 

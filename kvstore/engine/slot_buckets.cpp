@@ -22,13 +22,13 @@ struct SlotBuckets::Slots {
   struct Slot {
     KeyId key = 0;
     std::int32_t priority = 0;
-    std::span<float> values;
+    ArrayView values;
     compress::Device::Mark written;  ///< on a device: passed when the values are complete
     std::atomic<bool> marked{false};
   };
   struct Bucket {
     FusedBucket* fused = nullptr;  ///< none: each slot goes alone
-    std::vector<std::span<float>> tensors;
+    std::vector<ArrayView> tensors;
     std::int32_t priority = 0;
     std::vector<Ticket> tickets;  ///< of the step in progress: one, or one a slot
     bool is_sealed = false;       ///< in the step in progress, where they go in order
@@ -83,7 +83,7 @@ SlotBuckets::Slots* SlotBuckets::slots_of(SlotSet set) const {
 
 // ------------------------------------------------------------------------------------- binding
 
-void SlotBuckets::bind(std::span<const KeyId> keys, std::span<const std::span<float>> values,
+void SlotBuckets::bind(std::span<const KeyId> keys, std::span<const ArrayView> values,
                        std::shared_ptr<compress::Device> device, std::span<const std::int32_t> priorities,
                        SlotSet set, std::span<const std::uint32_t> groups) {
   const auto is_for_each = [&](const auto& given) { return given.empty() || given.size() == keys.size(); };
@@ -96,7 +96,13 @@ void SlotBuckets::bind(std::span<const KeyId> keys, std::span<const std::span<fl
   std::vector<std::uint64_t> bytes;
   for (std::size_t i = 0; i < keys.size(); ++i) {
     context_.keys.require_size("bind_slots", keys[i], values[i].size());
-    bytes.push_back(values[i].size_bytes());
+    const bool is_of_its_place = device ? values[i].is_float32() : !values[i].is_float64();
+    if (!is_of_its_place) {
+      throw std::invalid_argument(fmt::format("bind_slots: key '{}' was given as {}; give float32",
+                                              context_.keys.spec(keys[i]).name, name_of(values[i].type())));
+    }
+    // As they travel, so that buckets are the same on ranks whose arrays are of another type.
+    bytes.push_back(values[i].size() * sizeof(float));
   }
   auto made =
       std::make_unique<Slots>(bytes, context_.options.fusion_bytes, compression_.bucket_groups(keys, groups));
@@ -252,8 +258,11 @@ void SlotBuckets::submit(Slots& slots, std::uint32_t number) {
     std::vector<float>& values = bucket.fused->values;
     // In the first step: a bucket that is bound and never used takes no memory.
     if (values.empty()) values.resize(context_.keys.elements_of(bucket.fused->key));
-    auto to = values.begin();
-    for (const std::span<float> tensor : bucket.tensors) to = std::ranges::copy(tensor, to).out;
+    std::size_t at = 0;
+    for (const ArrayView tensor : bucket.tensors) {
+      copy_as_floats(tensor, std::span(values).subspan(at, tensor.size()));
+      at += tensor.size();
+    }
     operation.in = values;
     operation.out = values;
   }

@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "compress/device/device.h"
+#include "kvstore/array_view.h"
 #include "kvstore/runtime/ticket.h"
 #include "kvstore/wire/key.h"
 
@@ -43,14 +44,15 @@ class SlotBuckets {
   SlotBuckets(const SlotBuckets&) = delete;
   SlotBuckets& operator=(const SlotBuckets&) = delete;
 
-  /// Binds slot i to keys[i] and values[i], front layers first, fuses neighbours into buckets. Replaces an
+  /// Binds slot i to keys[i] and values[i], front layers first, fuses neighbours into buckets. Values are as
+  /// Engine::push_pull() takes them, but not of float64. Replaces an
   /// earlier binding of the set, in which no step may be in progress. A collective: small tensors of one
   /// bucket travel as one key that the ranks agree on here, and take their residuals along; where servers
   /// have an optimizer, each goes alone, since each is a weight.
   /// device: where all values lie; none: on the host. priorities: one for each slot, for where slots are some
   /// of the layers only; none: -i for slot i. A bucket has that of its most urgent slot. groups: one for each
   /// slot, for where codecs will change: slots of one group change together; none: all are of one.
-  void bind(std::span<const KeyId> keys, std::span<const std::span<float>> values,
+  void bind(std::span<const KeyId> keys, std::span<const ArrayView> values,
             std::shared_ptr<compress::Device> device = nullptr, std::span<const std::int32_t> priorities = {},
             SlotSet set = 0, std::span<const std::uint32_t> groups = {});
   /// Says that slot's gradient is complete; on a device, once `stream` has done what it has been given so

@@ -16,8 +16,7 @@ namespace gradwire::kvstore {
 
 /// First values as the main job's servers have them, by key.
 struct Hierarchy::Fetched {
-  std::vector<std::vector<float>> values;
-  std::vector<std::vector<double>> values64;  ///< in place of them, of keys of float64
+  std::vector<std::vector<std::byte>> values;
 };
 
 Hierarchy::Hierarchy(transport::HostLink link, const EngineOptions& options)
@@ -133,9 +132,7 @@ void Hierarchy::store_upstream(std::span<const FirstValue> values) {
   for (const FirstValue& first : values) {
     for (const Run& run : runs_[first.key]) {
       Operation& store = stores.emplace_back(on_run(run, Operation::Verb::kInit)).operation;
-      const auto [offset, count] = std::pair(run.part.offset, run.part.count);
-      if (!first.value.empty()) store.in = first.value.subspan(offset, count);
-      if (!first.value64.empty()) store.in64 = first.value64.subspan(offset, count);
+      store.in = first.value.subspan(run.part.offset, run.part.count);
       stored.push_back(store.done);
     }
   }
@@ -149,9 +146,13 @@ std::uint64_t Hierarchy::elements_of(KeyId key) const {
   return elements;
 }
 
+ElementType Hierarchy::type_of(KeyId key) const {
+  return is_float64_[key] ? ElementType::kFloat64 : ElementType::kFloat32;
+}
+
 void Hierarchy::fetch_first_values(std::span<const KeyId> keys) {
   const auto bytes_of = [this](KeyId key) {
-    return elements_of(key) * (is_float64_[key] ? sizeof(double) : sizeof(float)) + transport::kHeaderBytes;
+    return elements_of(key) * transport::bytes_of(type_of(key)) + transport::kHeaderBytes;
   };
   for (const auto piece : in_pieces(keys, bytes_of)) fetch_together(piece);
 }
@@ -159,26 +160,22 @@ void Hierarchy::fetch_first_values(std::span<const KeyId> keys) {
 void Hierarchy::fetch_together(std::span<const KeyId> keys) {
   auto fetched = std::make_unique<Fetched>();
   fetched->values.resize(keys.size());
-  fetched->values64.resize(keys.size());
   std::vector<Submission> pulls, stores;
   std::vector<Ticket> pulled, stored;
   for (std::size_t i = 0; i < keys.size(); ++i) {
     const KeyId key = keys[i];
-    auto& value = fetched->values[i];
-    auto& value64 = fetched->values64[i];
-    is_float64_[key] ? value64.resize(elements_of(key)) : value.resize(elements_of(key));
+    const ElementType type = type_of(key);
+    fetched->values[i].resize(elements_of(key) * transport::bytes_of(type));
+    const ArrayView value(type, fetched->values[i]);
     for (const Run& run : runs_[key]) {
       Operation& pull = pulls.emplace_back(on_run(run, Operation::Verb::kPull)).operation;
-      const auto [offset, count] = std::pair(run.part.offset, run.part.count);
-      if (!value.empty()) pull.out = std::span(value).subspan(offset, count);
-      if (!value64.empty()) pull.out64 = std::span(value64).subspan(offset, count);
+      pull.out = value.subspan(run.part.offset, run.part.count);
       pulled.push_back(pull.done);
     }
     auto& [stored_key, store] = stores.emplace_back();
     stored_key = key;
     store.verb = Operation::Verb::kInit;
     store.in = value;
-    store.in64 = value64;
     stored.push_back(store.done);
   }
   try {
@@ -194,7 +191,7 @@ void Hierarchy::fetch_together(std::span<const KeyId> keys) {
 }
 
 Ticket Hierarchy::pull_upstream(KeyId key, Operation pull, std::shared_ptr<compress::Device> device) {
-  const Upstream wanted{pull.out, pull.out64, pull.priority, std::move(device), {}};
+  const Upstream wanted{pull.out, pull.priority, std::move(device), {}};
   pull.verb = Operation::Verb::kPull;
   pull.done.then([this, key, wanted](const std::exception_ptr& error) {
     if (error) return wanted.done.fail(error);
@@ -219,8 +216,7 @@ void Hierarchy::fetch_upstream(KeyId key, const Upstream& wanted) {
   rest->runs = runs_[key].size();
   for (const Run& run : runs_[key]) {
     auto [key_there, operation] = on_run(run, Operation::Verb::kPull);
-    if (!wanted.out.empty()) operation.out = wanted.out.subspan(run.part.offset, run.part.count);
-    if (!wanted.out64.empty()) operation.out64 = wanted.out64.subspan(run.part.offset, run.part.count);
+    operation.out = wanted.out.subspan(run.part.offset, run.part.count);
     if (wanted.device) operation.device.emplace().link = uplink_->devices().link(wanted.device);
     operation.priority = wanted.priority;
     operation.is_for_servers_own = true;

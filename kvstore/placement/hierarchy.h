@@ -91,8 +91,7 @@ class Hierarchy {
  private:
   /// Where a weight is wanted.
   struct Upstream {
-    std::span<float> out;
-    std::span<double> out64;
+    ArrayView out;
     std::int32_t priority = 0;
     std::shared_ptr<compress::Device> device;
     Ticket done;
@@ -101,6 +100,7 @@ class Hierarchy {
   struct Fetched;
   void fetch_together(std::span<const KeyId> keys);
   std::uint64_t elements_of(KeyId key) const;
+  ElementType type_of(KeyId key) const;
   Submission on_run(const Run& run, Operation::Verb verb) const;
   void fail_job(const std::exception_ptr& error);
   void fail_rounds(const std::exception_ptr& error);

@@ -14,12 +14,6 @@ using transport::Buffer;
 using transport::Frame;
 using transport::Kind;
 
-template <typename Element>
-std::span<Element> elements(Buffer& buffer) {
-  const auto bytes = buffer.bytes();
-  return {reinterpret_cast<Element*>(bytes.data()), bytes.size() / sizeof(Element)};
-}
-
 }  // namespace
 
 void HostRelay::start(Server& server, RoundThread& uplink) {
@@ -54,11 +48,10 @@ void HostRelay::take(Frame sum) {
   const auto round = std::make_shared<Round>();  // owners: this call and the operation's ticket
   round->frame = std::move(sum);
   Operation operation;
-  if (dtype_of(round->frame.header) == Dtype::kFloat64) {
-    operation.in64 = operation.out64 = elements<double>(round->frame.payload);
-  } else {
-    operation.in = operation.out = elements<float>(round->frame.payload);
-  }
+  const bool is_wide = dtype_of(round->frame.header) == Dtype::kFloat64;
+  const ArrayView values(is_wide ? ElementType::kFloat64 : ElementType::kFloat32,
+                         round->frame.payload.bytes());
+  operation.in = operation.out = values;
   // The same memory gets the answer: a push_pull in place. Frames that still borrow it keep it alive.
   operation.owner = std::make_shared<Buffer>(round->frame.payload.share());
   operation.priority = round->frame.header.priority;

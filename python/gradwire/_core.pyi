@@ -599,7 +599,7 @@ class Engine:
         Agrees on new keys (name, shape, dtype) and returns their ids. Collective.
         """
 
-    def init(self, keys: Sequence[int], values: Sequence[Annotated[NDArray[numpy.float32], dict(order='C', device='cpu', writable=False)] | Annotated[NDArray[numpy.float64], dict(order='C', device='cpu', writable=False)]], root: int = 0) -> None:
+    def init(self, keys: Sequence[int], values: Sequence[Annotated[NDArray, dict(order='C', device='cpu', writable=False)]], root: int = 0) -> None:
         """
         Stores root's values as the keys' first, all in one exchange. Of a key of float64 they may be float64; of another that is a ValueError. Collective.
         """
@@ -607,15 +607,9 @@ class Engine:
     def set_optimizer(self, text: str) -> None: ...
 
     @overload
-    def push(self, key: int, grad: Annotated[NDArray[numpy.float32], dict(order='C', device='cpu', writable=False)], priority: int = 0) -> tuple[Ticket, Ticket]:
+    def push(self, key: int, grad: Annotated[NDArray, dict(order='C', device='cpu', writable=False)], priority: int = 0) -> tuple[Ticket, Ticket]:
         """
-        Adds grad to this round's sum. Returns two tickets: grad was taken, which is to be waited for; the round is over.
-        """
-
-    @overload
-    def push(self, key: int, grad: Annotated[NDArray[numpy.float64], dict(order='C', device='cpu', writable=False)], priority: int = 0) -> tuple[Ticket, Ticket]:
-        """
-        Of a key of float64: sums are of float64 with codec none; others work in float32.
+        Adds grad, of float32, float16 or bfloat16, to this round's sum. Of a key of float64 it may be float64: sums are of float64 with codec none; others work in float32. Returns two tickets: grad was taken, which is to be waited for; the round is over.
         """
 
     @overload
@@ -625,27 +619,21 @@ class Engine:
         """
 
     @overload
-    def pull(self, key: int, out: Annotated[NDArray[numpy.float32], dict(order='C', device='cpu')], priority: int = 0) -> Ticket: ...
-
-    @overload
-    def pull(self, key: int, out: Annotated[NDArray[numpy.float64], dict(order='C', device='cpu')], priority: int = 0) -> Ticket: ...
+    def pull(self, key: int, out: Annotated[NDArray, dict(order='C', device='cpu')], priority: int = 0) -> Ticket: ...
 
     @overload
     def pull(self, key: int, out: Annotated[NDArray[numpy.float32], dict(order='C', device='cuda')], priority: int = 0, *, stream: int) -> Ticket:
         """The same to a CUDA device, behind what `stream` has been given there."""
 
     @overload
-    def push_pull(self, key: int, grad: Annotated[NDArray[numpy.float32], dict(order='C', device='cpu', writable=False)], out: Annotated[NDArray[numpy.float32], dict(order='C', device='cpu')], priority: int = 0, scale: float = 1.0, program_step: int = 0) -> Ticket: ...
-
-    @overload
-    def push_pull(self, key: int, grad: Annotated[NDArray[numpy.float64], dict(order='C', device='cpu', writable=False)], out: Annotated[NDArray[numpy.float64], dict(order='C', device='cpu')], priority: int = 0, scale: float = 1.0, program_step: int = 0) -> Ticket: ...
+    def push_pull(self, key: int, grad: Annotated[NDArray, dict(order='C', device='cpu', writable=False)], out: Annotated[NDArray, dict(order='C', device='cpu')], priority: int = 0, scale: float = 1.0, program_step: int = 0) -> Ticket: ...
 
     @overload
     def push_pull(self, key: int, grad: Annotated[NDArray[numpy.float32], dict(order='C', device='cuda', writable=False)], out: Annotated[NDArray[numpy.float32], dict(order='C', device='cuda')], priority: int = 0, scale: float = 1.0, program_step: int = 0, *, stream: int) -> Ticket:
         """Both on one CUDA device; `stream` as in push() and pull()."""
 
     @overload
-    def bind_slots(self, keys: Sequence[int], arrays: Sequence[Annotated[NDArray[numpy.float32], dict(order='C', device='cpu')]], priorities: Sequence[int] = [], set: int = 0, groups: Sequence[int] = []) -> None:
+    def bind_slots(self, keys: Sequence[int], arrays: Sequence[Annotated[NDArray, dict(order='C', device='cpu')]], priorities: Sequence[int] = [], set: int = 0, groups: Sequence[int] = []) -> None:
         """
         Binds slot i of a set to keys[i] and to arrays[i], which is input and output of every step. Empty priorities: -i. A collective.
         """

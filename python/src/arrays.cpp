@@ -68,6 +68,20 @@ void expect(const Array& array, const nb::dlpack::dtype& type, const char* call,
   }
 }
 
+kvstore::ElementType element_type(const nb::dlpack::dtype& type, const char* call, const char* argument) {
+  using kvstore::ElementType;
+  if (type == nb::dtype<float>()) return ElementType::kFloat32;
+  if (type == nb::dtype<double>()) return ElementType::kFloat64;
+  const auto code = static_cast<nb::dlpack::dtype_code>(type.code);
+  if (type.bits == 16 && type.lanes == 1) {
+    if (code == nb::dlpack::dtype_code::Float) return ElementType::kFloat16;
+    if (code == nb::dlpack::dtype_code::Bfloat) return ElementType::kBfloat16;
+  }
+  throw std::invalid_argument(std::string(call) + ": " + argument + " has dtype " + name_of(type) +
+                              ", expected float32, float64, float16 or bfloat16; convert it first (NumPy: "
+                              ".astype, PyTorch: .to)");
+}
+
 }  // namespace
 
 std::span<const float> floats_of(const GivenArray& array, const char* call, const char* argument) {
@@ -88,6 +102,16 @@ std::span<const std::byte> bytes_of(const GivenArray& array, const char* call, c
 std::span<std::byte> bytes_of(const GivenRoom& array, const char* call, const char* argument) {
   expect(array, nb::dtype<std::uint8_t>(), call, argument);
   return {static_cast<std::byte*>(array.data()), array.size()};
+}
+
+kvstore::ConstArrayView numbers_of(const ConstNumbers& array, const char* call, const char* argument) {
+  return {element_type(array.dtype(), call, argument),
+          {static_cast<const std::byte*>(array.data()), array.nbytes()}};
+}
+
+kvstore::ArrayView numbers_of(const Numbers& array, const char* call, const char* argument) {
+  return {element_type(array.dtype(), call, argument),
+          {static_cast<std::byte*>(array.data()), array.nbytes()}};
 }
 
 }  // namespace gradwire::python

@@ -8,6 +8,9 @@
 #include <cstddef>
 #include <span>
 
+#include "kvstore/array_view.h"
+#include "python/src/bindings.h"
+
 namespace gradwire::python {
 
 /// Any array, to read or to write.
@@ -21,5 +24,9 @@ std::span<const float> floats_of(const GivenArray& array, const char* call, cons
 std::span<float> floats_of(const GivenRoom& array, const char* call, const char* argument);
 std::span<const std::byte> bytes_of(const GivenArray& array, const char* call, const char* argument);
 std::span<std::byte> bytes_of(const GivenRoom& array, const char* call, const char* argument);
+
+/// Of float32, float64, float16 or bfloat16.
+kvstore::ConstArrayView numbers_of(const ConstNumbers& array, const char* call, const char* argument);
+kvstore::ArrayView numbers_of(const Numbers& array, const char* call, const char* argument);
 
 }  // namespace gradwire::python

@@ -19,8 +19,9 @@ void bind_simulation(nanobind::module_& module);
 /// float32, contiguous, on the CPU; any shape. Seen by C++ as a flat span.
 using Floats = nanobind::ndarray<float, nanobind::c_contig, nanobind::device::cpu>;
 using ConstFloats = nanobind::ndarray<const float, nanobind::c_contig, nanobind::device::cpu>;
-using Doubles = nanobind::ndarray<double, nanobind::c_contig, nanobind::device::cpu>;
-using ConstDoubles = nanobind::ndarray<const double, nanobind::c_contig, nanobind::device::cpu>;
+/// Likewise of float32, float64, float16 or bfloat16. Seen by C++ as an ArrayView.
+using Numbers = nanobind::ndarray<nanobind::c_contig, nanobind::device::cpu>;
+using ConstNumbers = nanobind::ndarray<nanobind::ro, nanobind::c_contig, nanobind::device::cpu>;
 using ConstBytes =
     nanobind::ndarray<const std::uint8_t, nanobind::ndim<1>, nanobind::c_contig, nanobind::device::cpu>;
 
@@ -30,8 +31,6 @@ using ConstCudaFloats = nanobind::ndarray<const float, nanobind::c_contig, nanob
 
 inline std::span<float> flat(const CudaFloats& array) { return {array.data(), array.size()}; }
 inline std::span<const float> flat(const ConstCudaFloats& array) { return {array.data(), array.size()}; }
-inline std::span<double> flat(const Doubles& array) { return {array.data(), array.size()}; }
-inline std::span<const double> flat(const ConstDoubles& array) { return {array.data(), array.size()}; }
 inline std::span<float> flat(const Floats& array) { return {array.data(), array.size()}; }
 inline std::span<const float> flat(const ConstFloats& array) { return {array.data(), array.size()}; }
 

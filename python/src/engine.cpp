@@ -6,16 +6,15 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/unique_ptr.h>
-#include <nanobind/stl/variant.h>
 #include <nanobind/stl/vector.h>
 
 #include <stdexcept>
 #include <string>
 #include <utility>
-#include <variant>
 #include <vector>
 
 #include "compress/codecs.h"
+#include "python/src/arrays.h"
 #include "python/src/bindings.h"
 #include "python/src/py_engine.h"
 
@@ -36,24 +35,15 @@ std::vector<kvstore::KeySpec> key_specs(
   return specs;
 }
 
-using FirstArray = std::variant<ConstFloats, ConstDoubles>;
-
 std::vector<kvstore::FirstValue> first_values(const std::vector<KeyId>& keys,
-                                              const std::vector<FirstArray>& values) {
+                                              const std::vector<ConstNumbers>& values) {
   if (keys.size() != values.size()) {
     throw std::invalid_argument("init: " + std::to_string(keys.size()) + " keys and " +
                                 std::to_string(values.size()) + " values; give one value per key");
   }
   std::vector<kvstore::FirstValue> given;
-  for (std::size_t i = 0; i < keys.size(); ++i) {
-    kvstore::FirstValue& first = given.emplace_back();
-    first.key = keys[i];
-    if (const auto* floats = std::get_if<ConstFloats>(&values[i])) {
-      first.value = flat(*floats);
-    } else {
-      first.value64 = flat(std::get<ConstDoubles>(values[i]));
-    }
-  }
+  for (std::size_t i = 0; i < keys.size(); ++i)
+    given.push_back({keys[i], numbers_of(values[i], "init", "value")});
   return given;
 }
 
@@ -177,7 +167,7 @@ void bind_engine(nb::module_& module) {
           "keys"_a, "Agrees on new keys (name, shape, dtype) and returns their ids. Collective.")
       .def(
           "init",
-          [](PyEngine& s, const std::vector<KeyId>& keys, const std::vector<FirstArray>& values,
+          [](PyEngine& s, const std::vector<KeyId>& keys, const std::vector<ConstNumbers>& values,
              std::uint32_t root) {
             const auto given = first_values(keys, values);
             const InterruptEnds interrupt;
@@ -192,19 +182,13 @@ void bind_engine(nb::module_& module) {
           "text"_a, Collective())
       .def(
           "push",
-          [](PyEngine& s, KeyId key, const ConstFloats& grad, std::int32_t priority) {
-            return tickets(s, grad, s.engine().begin_push(key, flat(grad), priority));
+          [](PyEngine& s, KeyId key, const ConstNumbers& grad, std::int32_t priority) {
+            return tickets(s, grad, s.engine().begin_push(key, numbers_of(grad, "push", "grad"), priority));
           },
           "key"_a, "grad"_a.noconvert(), "priority"_a = 0,
-          "Adds grad to this round's sum. Returns two tickets: grad was taken, which is to be waited for; "
-          "the round is over.")
-      .def(
-          "push",
-          [](PyEngine& s, KeyId key, const ConstDoubles& grad, std::int32_t priority) {
-            return tickets(s, grad, s.engine().begin_push(key, flat(grad), priority));
-          },
-          "key"_a, "grad"_a.noconvert(), "priority"_a = 0,
-          "Of a key of float64: sums are of float64 with codec none; others work in float32.")
+          "Adds grad, of float32, float16 or bfloat16, to this round's sum. Of a key of float64 it may be "
+          "float64: sums are of float64 with codec none; others work in float32. Returns two tickets: grad "
+          "was taken, which is to be waited for; the round is over.")
       .def(
           "push",
           [](PyEngine& s, KeyId key, const ConstCudaFloats& grad, std::int32_t priority,
@@ -217,14 +201,9 @@ void bind_engine(nb::module_& module) {
           "writing.")
       .def(
           "pull",
-          [](PyEngine& s, KeyId key, const Floats& out, std::int32_t priority) {
-            return s.keep(s.engine().pull(key, flat(out), priority), nb::none(), nb::cast(out));
-          },
-          "key"_a, "out"_a.noconvert(), "priority"_a = 0)
-      .def(
-          "pull",
-          [](PyEngine& s, KeyId key, const Doubles& out, std::int32_t priority) {
-            return s.keep(s.engine().pull(key, flat(out), priority), nb::none(), nb::cast(out));
+          [](PyEngine& s, KeyId key, const Numbers& out, std::int32_t priority) {
+            return s.keep(s.engine().pull(key, numbers_of(out, "pull", "out"), priority), nb::none(),
+                          nb::cast(out));
           },
           "key"_a, "out"_a.noconvert(), "priority"_a = 0)
       .def(
@@ -237,19 +216,12 @@ void bind_engine(nb::module_& module) {
           "The same to a CUDA device, behind what `stream` has been given there.")
       .def(
           "push_pull",
-          [](PyEngine& s, KeyId key, const ConstFloats& grad, const Floats& out, std::int32_t priority,
-             float scale, std::uint32_t program_step) {
-            return s.keep(s.engine().push_pull(key, flat(grad), flat(out), priority, scale, {}, program_step),
-                          nb::cast(grad), nb::cast(out));
-          },
-          "key"_a, "grad"_a.noconvert(), "out"_a.noconvert(), "priority"_a = 0, "scale"_a = 1.0F,
-          "program_step"_a = 0)
-      .def(
-          "push_pull",
-          [](PyEngine& s, KeyId key, const ConstDoubles& grad, const Doubles& out, std::int32_t priority,
+          [](PyEngine& s, KeyId key, const ConstNumbers& grad, const Numbers& out, std::int32_t priority,
              double scale, std::uint32_t program_step) {
-            return s.keep(s.engine().push_pull(key, flat(grad), flat(out), priority, scale, program_step),
-                          nb::cast(grad), nb::cast(out));
+            return s.keep(
+                s.engine().push_pull(key, numbers_of(grad, "push_pull", "grad"),
+                                     numbers_of(out, "push_pull", "out"), priority, scale, {}, program_step),
+                nb::cast(grad), nb::cast(out));
           },
           "key"_a, "grad"_a.noconvert(), "out"_a.noconvert(), "priority"_a = 0, "scale"_a = 1.0,
           "program_step"_a = 0)

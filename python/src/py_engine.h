@@ -21,6 +21,7 @@
 #include "compress/cuda/cuda_device.h"
 #include "kvstore/engine/engine.h"
 #include "kvstore/server/server.h"
+#include "python/src/arrays.h"
 #include "python/src/bindings.h"
 #include "python/src/kept_arrays.h"
 #include "python/src/waiting.h"
@@ -100,7 +101,7 @@ class PyEngine {
     kept_of_pushes_.let_go();
   }
 
-  void bind_slots(const std::vector<kvstore::KeyId>& keys, const std::vector<Floats>& arrays,
+  void bind_slots(const std::vector<kvstore::KeyId>& keys, const std::vector<Numbers>& arrays,
                   const std::vector<std::int32_t>& priorities, kvstore::SlotSet set,
                   const std::vector<std::uint32_t>& groups) {
     bind(keys, arrays, nullptr, priorities, set, groups);
@@ -189,12 +190,17 @@ class PyEngine {
     return device;
   }
 
+  static kvstore::ArrayView numbers_in(const Numbers& array) {
+    return numbers_of(array, "bind_slots", "an array");
+  }
+  static kvstore::ArrayView numbers_in(const CudaFloats& array) { return flat(array); }
+
   template <typename Arrays>
   void bind(const std::vector<kvstore::KeyId>& keys, const Arrays& arrays,
             std::shared_ptr<compress::Device> device, const std::vector<std::int32_t>& priorities,
             kvstore::SlotSet set, const std::vector<std::uint32_t>& groups) {
-    std::vector<std::span<float>> values;
-    for (const auto& array : arrays) values.push_back(flat(array));
+    std::vector<kvstore::ArrayView> values;
+    for (const auto& array : arrays) values.push_back(numbers_in(array));
     kvstore::Engine& engine = this->engine();
     // Of a step that was given up (Ctrl-C): its sums may arrive yet.
     BoundSlots& bound = slots_[set];

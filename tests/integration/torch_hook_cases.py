@@ -373,6 +373,9 @@ def kinds() -> dict[str, Kinds]:
             numbers(5).bfloat16(),
             numbers(2, dtype=torch.cdouble),
         ),
+        "bfloat16": Kinds(numbers(5).bfloat16(), numbers(*large).bfloat16()),
+        # DDP's division by two rounds what is subnormal, in float16 below 6.1e-5.
+        "float16": Kinds((numbers(5).abs() + 0.5).half(), (numbers(*large).abs() + 0.5).half()),
         "a scalar": Kinds(numbers(), numbers(dtype=torch.float64)),
         "permuted": Kinds(numbers(4, 6).t(), numbers(2, 3, 4, 5).to(memory_format=torch.channels_last)),
     }

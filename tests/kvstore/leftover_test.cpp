@@ -126,7 +126,7 @@ TEST_P(Leftovers, SlotsOfABucketSendWhatIsLeft) {
     engine.compression().set(spec("2bit:threshold=0.5"), "2bit");
     const auto keys = engine.declare(std::vector<KeySpec>{{"a", {300}}, {"b", {70}}});
     std::vector<Floats> values{Floats(300), Floats(70)}, given = values, delivered = values;
-    engine.slots().bind(keys, std::vector<std::span<float>>(values.begin(), values.end()));
+    engine.slots().bind(keys, std::vector<ArrayView>(values.begin(), values.end()));
     const auto step = [&](float scale) {
       for (unsigned i = 0; i < 2; ++i) {
         Floats sum(values[i].size());

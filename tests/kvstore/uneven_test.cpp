@@ -319,7 +319,7 @@ TEST_P(UnevenJob, SlotsGoOn) {
     const auto keys = engine.declare(specs);
     std::vector<std::vector<float>> values;
     for (const KeySpec& key : specs) values.emplace_back(key.elements());
-    const std::vector<std::span<float>> spans(values.begin(), values.end());
+    const std::vector<ArrayView> spans(values.begin(), values.end());
     engine.slots().bind(keys, spans);
     const auto step_with = [&](float value) {
       for (std::uint32_t slot = 0; slot < 3; ++slot) {

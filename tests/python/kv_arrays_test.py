@@ -17,6 +17,7 @@ import pytest
 import torch
 from gradwire import _core
 from gradwire.kv import KVStore
+from gradwire.stores.arrays import numbers_of
 from gradwire.stores.devices import DeviceSum
 from gradwire.stores.nonfinite import NonfiniteSums
 from numpy.testing import assert_array_equal
@@ -202,6 +203,42 @@ def test_a_float32_out_of_torch_is_written_where_it_is(kv: KVStore) -> None:
     kv.pushpull("w", grad)
     assert grad.data_ptr() == address
     assert_array_equal(grad.numpy(), ones(value=2))
+
+
+@pytest.mark.parametrize("make", [torch.bfloat16, torch.float16, np.float16], ids=str)
+def test_arrays_of_16_bits_are_read_and_written_where_they_are(kv: KVStore, make: Any) -> None:
+    given = ones(value=1 / 3)
+    value = given.astype(make) if make is np.float16 else torch.from_numpy(given).to(make)
+    exact = np.asarray(value if make is np.float16 else value.float(), np.float32)
+    assert np.shares_memory(_bits(numbers_of("push", "w", value, "float32")), _bits(value))
+    kv.init("w", value)
+    kv.set_gradient_compression("2bit:threshold=0.25")
+    kv.pushpull("w", value)
+    assert_array_equal(np.asarray(value if make is np.float16 else value.float()), ones(value=0.25))
+    kv.set_gradient_compression("none")
+    kv.push("w", value)  # with what the codec has left
+    assert_array_equal(pulled(kv, "w"), 0.25 + (exact - np.float32(0.25)))
+
+
+def _bits(array: Any) -> Any:
+    return array.view(np.int16) if isinstance(array, np.ndarray) else array.view(torch.int16).numpy()
+
+
+def test_values_of_16_bits_of_several_devices_are_summed_in_float32(kv: KVStore) -> None:
+    kv.init("w", ones())
+    kv.push("w", [ones(value=2048, dtype=np.float16), ones(value=1, dtype=np.float16)])
+    assert_array_equal(pulled(kv, "w"), ones(value=2049))
+    kv.push("w", [torch.full(SHAPE, value, dtype=torch.bfloat16) for value in (256.0, 1.0)])
+    assert_array_equal(pulled(kv, "w"), ones(value=257))
+
+
+def test_of_several_outs_those_of_float32_get_all_bits(kv: KVStore) -> None:
+    kv.init("w", ones())
+    outs = [torch.zeros(SHAPE, dtype=torch.bfloat16), torch.zeros(SHAPE), ones(value=0)]
+    kv.pushpull("w", ones(value=1 / 3), out=outs)
+    assert_array_equal(outs[1].numpy(), ones(value=1 / 3))
+    assert_array_equal(outs[2], ones(value=1 / 3))
+    assert torch.equal(outs[0], torch.full(SHAPE, 1 / 3, dtype=torch.bfloat16))
 
 
 def test_arrays_that_are_not_contiguous(kv: KVStore) -> None:

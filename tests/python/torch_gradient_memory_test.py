@@ -12,7 +12,7 @@ import gradwire.torch
 import pytest
 import torch
 import torch.multiprocessing
-from python.two_ranks import OneProcess, batch, require_equal, run_two, seeded, wrapped
+from python.two_ranks import OneProcess, batch, require_equal, run_two, seeded, warnings_of_two, wrapped
 from torch import nn
 from torch.optim.swa_utils import AveragedModel
 
@@ -313,3 +313,103 @@ def test_gradients_of_another_dtype_than_their_parameter(
         optimizer.close()
 
     run_two(body)
+
+
+# ------------------------------------------------------------------------------------- gradients of 16 bits
+
+
+def bfloat16_model() -> nn.Module:
+    return nn.Sequential(nn.Linear(4, 300), nn.Tanh(), nn.Linear(300, 300)).bfloat16()
+
+
+def bfloat16_loss(model: nn.Module, rank: int, step: int) -> torch.Tensor:
+    return model(batch(rank, step, 2, 4).bfloat16()).float().square().mean()
+
+
+def addresses(model: nn.Module) -> list[int]:
+    return [parameter.grad.data_ptr() for parameter in model.parameters() if parameter.grad is not None]
+
+
+@pytest.mark.parametrize("options", [{}, {"overlap_step": True}], ids=str)
+def test_gradients_of_bfloat16_are_their_slots(options: dict[str, Any]) -> None:
+    """There is no float32 copy: what p.grad is stays where it is from step to step."""
+
+    def body(store: gw.kv.KVStore) -> None:
+        model = seeded(bfloat16_model)
+        optimizer = wrapped(model, store, **options)
+        known = []
+        for step in range(3):
+            optimizer.zero_grad()
+            bfloat16_loss(model, store.rank, step).backward()
+            optimizer.synchronize()
+            known.append(addresses(model))
+            optimizer.step()
+        assert known[0] == known[1] == known[2]
+        optimizer.close()
+
+    run_two(body)
+
+
+def backward_to(model: nn.Module, gradients: list[torch.Tensor]) -> None:
+    """Runs a backward() that brings these."""
+    products = [
+        (parameter * gradient.to(parameter.dtype)).sum()
+        for parameter, gradient in zip(model.parameters(), gradients, strict=True)
+    ]
+    torch.stack(products).sum().backward()
+
+
+@pytest.mark.parametrize("codec", ["none", "int8", "2bit"])
+def test_means_of_bfloat16_are_those_of_float32_rounded(codec: str) -> None:
+    def body(store: gw.kv.KVStore) -> None:
+        own, wide = seeded(bfloat16_model), seeded(bfloat16_model).float()
+        optimizers = [wrapped(model, store, compression=codec) for model in (own, wide)]
+        for step in range(4):
+            given = [
+                batch(store.rank, 10 * step + index, *parameter.shape).bfloat16()
+                for index, parameter in enumerate(own.parameters())
+            ]
+            for model, optimizer in zip((own, wide), optimizers, strict=True):
+                optimizer.zero_grad()
+                backward_to(model, given)
+                optimizer.synchronize()
+            for narrow, exact, mine in zip(own.parameters(), wide.parameters(), given, strict=True):
+                assert torch.equal(narrow.grad, exact.grad.bfloat16())
+                assert not torch.equal(narrow.grad, mine)
+        for optimizer in optimizers:
+            optimizer.close()
+
+    run_two(body)
+
+
+def test_slots_are_of_float32_where_more_than_a_codec_computes_with_them() -> None:
+    def body(store: gw.kv.KVStore) -> None:
+        for options in (
+            {"momentum_correction": True},
+            {"row_column_scales": True},
+            {"grad_scaler": torch.amp.GradScaler("cpu")},
+        ):
+            model = seeded(bfloat16_model)
+            optimizer = wrapped(model, store, momentum, **options)
+            bfloat16_loss(model, store.rank, 0).backward()
+            before = addresses(model)
+            optimizer.synchronize()
+            assert addresses(model) == before  # no slot has taken the place of any
+            optimizer.close()
+
+    run_two(body)
+
+
+def test_a_model_that_is_made_float32_later_is_told_that_it_is_rounded() -> None:
+    def body(store: gw.kv.KVStore) -> None:
+        model = seeded(bfloat16_model)
+        optimizer = wrapped(model, store)
+        model.float()
+        backward_to(model, [torch.full_like(parameter, 1 / 3) for parameter in model.parameters()])
+        optimizer.synchronize()
+        assert torch.equal(model[0].bias.grad, torch.full((300,), 1 / 3).bfloat16().float())
+        optimizer.close()
+
+    told = warnings_of_two(body)
+    assert len(told) == 2
+    assert all("is torch.float32 and is rounded to torch.bfloat16" in text for text in told)

@@ -54,7 +54,7 @@ ROOMS: dict[str, set[str]] = {
     "kvstore/aggregate": {"kvstore", "kvstore/wire"},
     "kvstore/rows": {"kvstore", "kvstore/wire", "kvstore/runtime", "kvstore/aggregate"},
     "kvstore/collectives": {"kvstore", "kvstore/wire", "kvstore/runtime"},
-    "kvstore/device": {"kvstore/wire"},
+    "kvstore/device": {"kvstore", "kvstore/wire"},
     "kvstore/client": {
         *("kvstore", "kvstore/wire", "kvstore/trace", "kvstore/runtime"),
         *("kvstore/rows", "kvstore/collectives", "kvstore/device"),

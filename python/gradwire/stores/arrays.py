@@ -1,7 +1,8 @@
 """Arrays that calls on a store are given, NumPy's or PyTorch's: those that are sent, and those that are written to.
 
-What travels are real numbers: float32, or float64 for keys that were initialised with 64 bits a number. A complex array
-is one of real numbers with a last dimension of 2.
+What travels are real numbers: float32, or float64 for keys that were initialised with 64 bits a number. The engine
+widens float16 and bfloat16 as it encodes, and rounds as it decodes. A complex array is one of real numbers with a last
+dimension of 2.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from gradwire.stores.devices import is_on_device
 from gradwire.stores.keys import Key
 
 DTYPES = ("float32", "float16", "bfloat16", "float64", "complex64", "complex128")
+_HALVES = ("float16", "bfloat16")
 _WIDE = ("float64", "complex128")
 
 
@@ -32,7 +34,9 @@ class Target:
         self._dtype = dtype
         expect_one_shape(f"{verb}: the outs of key {key!r}", self._outs)
         first = self._outs[0]
-        if _is_plain(first, dtype) and (may_be_on_device or not is_on_device(first)):
+        # Of several, those of float32 get all bits of the sum.
+        is_exact = len(self._outs) == 1 or dtype_of(first) == dtype
+        if is_exact and _is_plain(first, dtype) and (may_be_on_device or not is_on_device(first)):
             self.array, self._copies = first, self._outs[1:]
         else:
             self._receive_on_host()
@@ -47,7 +51,7 @@ class Target:
         if is_on_device(self.array):
             self._receive_on_host()
         here = value.cpu() if is_on_device(value) else value
-        return here if dtype_of(here) == self._dtype else np.asarray(here, dtype=self._dtype)
+        return here if _is_plain(here, self._dtype) else as_numbers(here, self._dtype)
 
     def deliver(self) -> None:
         """Copies what has arrived to those outs that could not be written to directly."""
@@ -66,16 +70,27 @@ def engine_dtype(value: Any) -> str:
 
 
 def numbers_of(verb: str, key: Key, value: Any, dtype: str, may_be_on_device: bool = False) -> Any:
-    """Returns a value as the engine takes it: real, of this dtype, contiguous; on the host, unless it may stay on its
-    device.
+    """Returns a value as the engine takes it for a push: real, contiguous, of this dtype, or of 16 bits where that is
+    float32; on the host, unless it may stay on its device.
     """
     expect_numbers(verb, key, value)
     plain = np.asarray(value) if isinstance(value, np.generic) else _detached(value)
-    if isinstance(plain, np.ndarray):
-        real = _real_array(plain)
-        return real if _is_plain(real, dtype) else np.asarray(real, dtype=dtype, order="C")
-    here = _real_tensor((plain if may_be_on_device else plain.cpu()).resolve_conj().resolve_neg())
-    return (here.double() if dtype == "float64" else here.float()).contiguous()
+    if not isinstance(plain, np.ndarray):
+        plain = (plain if may_be_on_device else plain.cpu()).resolve_conj().resolve_neg()
+    real = _real_array(plain) if isinstance(plain, np.ndarray) else _real_tensor(plain)
+    return real if _is_plain(real, dtype) else as_numbers(real, dtype)
+
+
+def widened(value: Any) -> Any:
+    """Returns a real array that is not of 16 bits: itself, or as float32."""
+    return as_numbers(value, "float32") if dtype_of(value) in _HALVES else value
+
+
+def as_numbers(value: Any, dtype: str) -> Any:
+    """Returns a real array as one of this dtype, contiguous: itself where it is one."""
+    if isinstance(value, np.ndarray):
+        return np.asarray(value, dtype=dtype, order="C")
+    return (value.double() if dtype == "float64" else value.float()).contiguous()
 
 
 def expect_numbers(verb: str, key: Key, value: Any) -> None:
@@ -192,15 +207,13 @@ def _detached(value: Any) -> Any:
 
 
 def _is_plain(value: Any, dtype: str) -> bool:
-    """True for memory that the engine can use as it is: of this dtype, contiguous, on the CPU; float32 also on a CUDA
-    device.
+    """True for memory that the engine can use as it is, for a key of this dtype: of it, or of 16 bits in the place of
+    float32, contiguous, on the CPU; float32 also on a CUDA device.
     """
+    own = dtype_of(value)
+    if own != dtype and not (dtype == "float32" and own in _HALVES):
+        return False
     if isinstance(value, np.ndarray):
-        return value.dtype == dtype and bool(value.flags.c_contiguous)
-    homes = ("cpu", "cuda") if dtype == "float32" else ("cpu",)
-    return (
-        dtype_of(value) == dtype
-        and value.device.type in homes
-        and value.is_contiguous()
-        and not value.is_neg()
-    )
+        return bool(value.flags.c_contiguous)
+    homes = ("cpu", "cuda") if own == "float32" else ("cpu",)
+    return value.device.type in homes and value.is_contiguous() and not value.is_neg()

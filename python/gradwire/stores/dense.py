@@ -21,6 +21,7 @@ from gradwire.stores.arrays import (
     numbers_of,
     real_shape,
     size_of,
+    widened,
 )
 from gradwire.stores.devices import is_on_device
 from gradwire.stores.keys import Key
@@ -52,7 +53,7 @@ class DenseKeys:
         for key, value in zip(keys, values, strict=True):
             first = first_of(value)
             expect_numbers(verb, key, first)
-            array = numbers_of(verb, key, first, engine_dtype(first))
+            array = widened(numbers_of(verb, key, first, engine_dtype(first)))
             found.append(FirstValue(array, real_shape(first), _declared_dtype(first)))
         return found
 
@@ -86,7 +87,7 @@ class DenseKeys:
         self._awaited = {key: residual for key, residual in residuals.items() if key not in self.ids}
 
     def arrays(self, verb: str, key: Key, value: Any) -> list[Any]:
-        """The values of a key's devices, of its dtype, contiguous; float32 on their devices where all are."""
+        """The values of a key's devices as the engine takes them; float32 on their devices where all are."""
         self._require_known(verb, key)
         values = value if isinstance(value, list | tuple) else [value]
         dtype = self._dtypes[key]

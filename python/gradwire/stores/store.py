@@ -15,7 +15,7 @@ from gradwire.compress import Compression
 from gradwire.settings import definitions as settings
 from gradwire.sparse import SparseKeys, holds_rows, zeros_like
 from gradwire.stores import checkpoint, codec_override, connect
-from gradwire.stores.arrays import Target
+from gradwire.stores.arrays import Target, widened
 from gradwire.stores.checkpoint import Restored
 from gradwire.stores.codec_choice import naming_the_variable
 from gradwire.stores.dense import DenseKeys
@@ -287,8 +287,8 @@ class KVStore(Worker):
 
         Args:
             key: the key, as init() was given it.
-            value: an array of the key's size. If it has the key's dtype, it is sent from its own memory. For a table, a
-                RowSparse.
+            value: an array of the key's size. If it has the key's dtype, float16 or bfloat16, it is read from its own
+                memory; else it is copied. For a table, a RowSparse.
             priority: a higher priority is sent sooner, as a whole number of 32 bits. For front layers first use -index.
                 Default: 0.
 
@@ -528,7 +528,9 @@ class KVStore(Worker):
         compresses = self._is_local and (not is_dense or self.devices.has_leftover(key))
         if len(arrays) > 1 and is_on_device(arrays[0]):
             return self.devices.add_on_device(arrays)
-        return self.devices.summed(key, arrays) if len(arrays) > 1 or compresses else arrays[0]
+        if len(arrays) > 1 or compresses:
+            return self.devices.summed(key, [widened(array) for array in arrays])
+        return arrays[0]
 
     def _finish(
         self,

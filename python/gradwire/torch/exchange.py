@@ -126,8 +126,8 @@ class Exchange:
             named: names and parameters.
             places: where they are in the forward pass: the lowest is the most urgent.
             runs: for each its memory, kept as long as this: float32 (elements,), all on the CPU or on one device, or
-                float64 (elements,) on the CPU; of a complex parameter twice as many elements. Or None: it will be given
-                to send_from().
+                float64, float16 or bfloat16 (elements,) on the CPU; of a complex parameter twice as many elements. Or
+                None: it will be given to send_from().
 
         Raises:
             ValueError: ranks differ in names, shapes or order; every rank gets the same text.
@@ -220,7 +220,7 @@ class Exchange:
     def _has_slot(self, index: int) -> bool:
         """What is of float64 travels by itself."""
         run = self._parameters[index].run
-        return run is not None and run.dtype == torch.float32
+        return run is not None and run.dtype != torch.float64
 
     # -- a step ----------------------------------------------------------------------------------------
 
@@ -511,7 +511,7 @@ def is_channels_last(parameter: torch.Tensor) -> bool:
 
 
 def _dtype_name(parameter: torch.Tensor, run: torch.Tensor | None) -> str:
-    dtype = exchanged_dtype(parameter.dtype) if run is None else run.dtype
+    dtype = exchanged_dtype(parameter.dtype if run is None else run.dtype)
     return str(dtype).removeprefix("torch.")
 
 

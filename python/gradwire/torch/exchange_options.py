@@ -68,6 +68,13 @@ class ExchangeOptions:
         return vetoes(self.on_nonfinite, self.grad_scaler)
 
     @property
+    def keeps_halves(self) -> bool:
+        """True where gradients of 16 bits can lie as they are until a codec widens them: nothing computes with them
+        before. What a loss scale is taken out of may be too small for float16.
+        """
+        return self.grad_scaler is None and not self.row_column_scales
+
+    @property
     def alike(self) -> dict[str, Any]:
         """What all ranks must have alike, and the exchange itself does not compare."""
         return {

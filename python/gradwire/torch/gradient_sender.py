@@ -46,6 +46,7 @@ class GradientSender:
         self._rows = rows
         self._momentum = momentum
         self._warns_of_sparse = warns_of_sparse
+        self._told_of_rounding = False
         self._sent = bytearray()
 
     def begin(self) -> None:
@@ -115,6 +116,7 @@ class GradientSender:
         elif gradient is None:
             slot.values.zero_()
         else:
+            self._tell_of_rounding(index, gradient)
             slot.values.copy_(gradient)
         if not is_held:
             self._memory.share(index)
@@ -144,6 +146,17 @@ class GradientSender:
             "was made; make the optimizer anew on all ranks after a parameter has changed its shape, or from real to "
             "complex"
         )
+
+    def _tell_of_rounding(self, index: int, gradient: torch.Tensor) -> None:
+        """Warns of a model that was made float32 since its slots were made, of 16 bits."""
+        values = self._memory.slot(index).values
+        if values.dtype.itemsize < 4 <= gradient.dtype.itemsize and not self._told_of_rounding:
+            self._told_of_rounding = True
+            warnings.warn(
+                f"gradwire.torch: the gradient of {self._memory.names[index]!r} is {gradient.dtype} and is rounded to "
+                f"{values.dtype}, of which it was when its optimizer was made; make the optimizer anew on all ranks",
+                stacklevel=2,
+            )
 
     def _tell_of_dense(self, index: int, layout: torch.layout) -> None:
         if self._warns_of_sparse:

@@ -38,14 +38,17 @@ class LiveParameters:
         rows: RowAgreement,
         *,
         known_sparse: frozenset[str],
+        keeps_halves: bool,
     ) -> None:
         """
         Args:
             exchange, memory, hooks, rows: what is told of parameters that are taken in.
             known_sparse: names of those whose gradients travel as rows from the beginning.
+            keeps_halves: slots of gradients of 16 bits are of their dtype, where the engine can take that.
         """
         self._exchange, self._memory, self._hooks, self._rows = exchange, memory, hooks, rows
         self._known_sparse = known_sparse
+        self._keeps_halves = keeps_halves
         self.indices: list[int] = []
         self._waiting: list[tuple[str, torch.Tensor]] = []  # not declared yet
         self._places: dict[torch.Tensor, int] = {}  # in the order of the forward pass
@@ -116,9 +119,8 @@ class LiveParameters:
         known = [
             self._rows.sends_rows and name in self._known_sparse and has_float32_rows(p) for name, p in named
         ]
-        memory = iter(
-            runs_of([p for (_, p), rows in zip(named, known, strict=True) if not rows], self._device)
-        )
+        dense = [p for (_, p), rows in zip(named, known, strict=True) if not rows]
+        memory = iter(runs_of(dense, self._device, keeps_halves=self._keeps_halves))
         runs = [None if rows else next(memory) for rows in known]
         self._exchange.add(named, runs, [self._places[p] for _, p in named])
         for (name, p), run in zip(named, runs, strict=True):

@@ -72,8 +72,9 @@ def DistributedOptimizer(
     Args:
         optimizer: any torch.optim.Optimizer, with all its parameter groups. Parameters may have any floating or
             complex dtype and lie on any device. Codec "none" sums float64 in 64 bits. All other codecs work in float32,
-            and bfloat16 and float16 are sent as float32. An optimizer that is a DistributedOptimizer already,
-            gradwire's or Horovod's, is taken over: the old one no longer exchanges gradients.
+            and so does "none" with bfloat16 and float16, whose means are rounded once. An optimizer that is a
+            DistributedOptimizer already, gradwire's or Horovod's, is taken over: the old one no longer exchanges
+            gradients.
         named_parameters: `model.named_parameters()`. The names appear in errors and in checkpoints. The order is the
             order of priority, front layers first. Default: the optimizer's parameters by number.
         compression: "none", "fp16", "bf16", "2bit", a spec such as "2bit:threshold=auto,reply=2bit", a mapping with

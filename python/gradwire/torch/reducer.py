@@ -96,7 +96,12 @@ class GradientReducer:
         self._hooks = GradientHooks(self)
         self._rows = RowAgreement(self.exchange, sends_rows=options.sparse_gradients == "rows")
         self._live = LiveParameters(
-            self.exchange, self._memory, self._hooks, self._rows, known_sparse=options.sparse_parameters
+            self.exchange,
+            self._memory,
+            self._hooks,
+            self._rows,
+            known_sparse=options.sparse_parameters,
+            keeps_halves=options.keeps_halves and momentum is None,  # momentum is kept in float32
         )
         self._sender = GradientSender(
             self.exchange,

@@ -17,10 +17,10 @@ import torch
 from torch.utils import dlpack
 
 from gradwire import _core
-from gradwire.torch.elements import exchanged_dtype, real_elements
+from gradwire.torch.elements import exchanged_dtype, memory_dtype, real_elements
 from gradwire.torch.exchange import is_channels_last
 
-_ALIGNMENT = 16  # elements: slots begin on cache lines
+_ALIGNMENT = 32  # elements, of two bytes or more: slots begin on cache lines
 
 
 def home_of(parameters: Sequence[torch.Tensor]) -> torch.device:
@@ -32,19 +32,22 @@ def home_of(parameters: Sequence[torch.Tensor]) -> torch.device:
     return torch.device("cpu")
 
 
-def encodable(flat: torch.Tensor) -> torch.Tensor:
-    """Returns real numbers of the dtype and on the device that codecs can work on: the tensor itself, or a copy."""
-    dtype = exchanged_dtype(flat.dtype)
-    home = home_of([flat]) if dtype == torch.float32 else torch.device("cpu")
-    return flat.to(device=home, dtype=dtype)
+def encodable(flat: torch.Tensor, *, keeps_halves: bool = False) -> torch.Tensor:
+    """Returns real numbers of the dtype and on the device that codecs can work on: the tensor itself, or a copy.
+
+    Args:
+        keeps_halves: as memory_dtype().
+    """
+    home = home_of([flat]) if exchanged_dtype(flat.dtype) == torch.float32 else torch.device("cpu")
+    return flat.to(device=home, dtype=memory_dtype(flat.dtype, home, keeps_halves=keeps_halves))
 
 
 class Slot:
     """One parameter's memory.
 
     Attributes:
-        values: of float32 or float64, or complex numbers of these; of the parameter's shape, and laid out as it was
-            when this was made, which is the order in which elements travel. Never handed out.
+        values: of float32 or float64, or complex numbers of these, or of 16 bits; of the parameter's shape, and laid
+            out as it was when this was made, which is the order in which elements travel. Never handed out.
     """
 
     def __init__(self, run: torch.Tensor, parameter: torch.Tensor) -> None:
@@ -130,19 +133,26 @@ def gradient_dtype(parameter: torch.Tensor) -> torch.dtype:
     return getattr(parameter, "grad_dtype", None) or parameter.dtype
 
 
-def runs_of(parameters: Sequence[torch.Tensor], device: torch.device) -> list[torch.Tensor]:
-    """Returns one run of zeros (elements,) for each: of float32, out of one buffer there; or of float64, out of one on
-    the CPU, which is where those are summed.
+def runs_of(
+    parameters: Sequence[torch.Tensor], device: torch.device, *, keeps_halves: bool = False
+) -> list[torch.Tensor]:
+    """Returns one run of zeros (elements,) for each, out of one buffer of each dtype: of float64 on the CPU, which is
+    where those are summed; of others there.
+
+    Args:
+        keeps_halves: as memory_dtype(), of gradients.
     """
-    homes = {torch.float32: device, torch.float64: torch.device("cpu")}
-    totals = dict.fromkeys(homes, 0)
+    totals: dict[torch.dtype, int] = {}
     places = []
     for parameter in parameters:
-        dtype, elements = exchanged_dtype(parameter.dtype), real_elements(parameter)
-        places.append((dtype, totals[dtype], elements))
-        totals[dtype] += -(-elements // _ALIGNMENT) * _ALIGNMENT
+        dtype = memory_dtype(gradient_dtype(parameter), device, keeps_halves=keeps_halves)
+        elements = real_elements(parameter)
+        begin = totals.get(dtype, 0)
+        places.append((dtype, begin, elements))
+        totals[dtype] = begin + -(-elements // _ALIGNMENT) * _ALIGNMENT
     with torch.inference_mode(False):  # whoever makes the optimizer there trains elsewhere
-        flat = {dtype: torch.zeros(totals[dtype], dtype=dtype, device=home) for dtype, home in homes.items()}
+        homes = {dtype: torch.device("cpu") if dtype == torch.float64 else device for dtype in totals}
+        flat = {dtype: torch.zeros(totals[dtype], dtype=dtype, device=homes[dtype]) for dtype in totals}
         return [flat[dtype][offset : offset + elements] for dtype, offset, elements in places]
 
 

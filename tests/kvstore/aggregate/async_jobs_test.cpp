@@ -316,7 +316,7 @@ TEST(AtOnceRounds, WeightsInSlotsTakeTheirGradientsPlace) {
     const auto keys = engine.declare(std::vector<KeySpec>{{"a", {2}}, {"b", {2}}});
     std::vector<std::vector<float>> values(2, std::vector<float>(2, 10.0F));
     for (std::size_t i = 0; i < 2; ++i) engine.init(keys[i], values[i]);
-    const std::vector<std::span<float>> slots(values.begin(), values.end());
+    const std::vector<ArrayView> slots(values.begin(), values.end());
     EXPECT_THROW(engine.slots().bind(keys, slots), std::invalid_argument);  // no optimizer yet
     engine.set_optimizer("test rescale_grad=1");
     engine.slots().bind(keys, slots);

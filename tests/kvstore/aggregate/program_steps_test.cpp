@@ -89,7 +89,7 @@ TEST(ProgramSteps, SlotsAndRowsAreCompared) {
       const auto table = engine.sparse().declare(std::vector<KeySpec>{{"rows", {100, 2}}}).front();
       engine.sparse().init(table, {}, {}, 0);
       std::vector<float> a(10), b(20);
-      engine.slots().bind(keys, std::vector<std::span<float>>{a, b});
+      engine.slots().bind(keys, std::vector<ArrayView>{a, b});
       const std::int64_t id = 7;
       const float row[] = {1, 2};
       const auto step = [&](std::uint32_t number) {

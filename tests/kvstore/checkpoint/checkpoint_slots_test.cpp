@@ -25,7 +25,7 @@ class Worker {
       engine.init(keys_[k], random_floats(kKeys[k].elements(), 99));
       values_.emplace_back(kKeys[k].elements());
     }
-    engine.slots().bind(keys_, std::vector<std::span<float>>(values_.begin(), values_.end()));
+    engine.slots().bind(keys_, std::vector<ArrayView>(values_.begin(), values_.end()));
   }
 
   /// Returns what took the gradients' place.

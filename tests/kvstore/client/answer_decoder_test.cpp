@@ -79,14 +79,27 @@ TEST_F(Decoded, ValuesForAPushThatAskedForNoneAreRefused) {
 
 TEST_F(Decoded, OfFloat64KeepTheirBits) {
   Operation operation;
-  operation.in64 = out64_;
-  operation.out64 = out64_;
+  operation.in = out64_;
+  operation.out = out64_;
   Tensor& tensor = start(std::move(operation), "none", "float64");
   decoder_.decode(tensor, 2, value(std::vector<double>{1e300, 0.1, 0.2, 0.3}));
   EXPECT_EQ(out64_[16], 1e300);
   EXPECT_EQ(out64_[17], 0.1);
   decoder_.decode(tensor, 2, value(Values{0.5F, 1, 2, 4}));  // a first value that a rank gave as float32
   EXPECT_EQ(out64_[16], 0.5);
+}
+
+TEST_F(Decoded, AreRoundedOnceForArraysOf16Bits) {
+  std::vector<std::uint16_t> bits(20, 0x7fc0);
+  Operation operation;
+  operation.in = gradient_;
+  operation.out = {ElementType::kBfloat16, std::as_writable_bytes(std::span(bits))};
+  operation.scale = 0.5;
+  Tensor& tensor = start(std::move(operation));
+  decoder_.decode(tensor, 2, value(Values{2, 2 + 0x1p-7F, 2 + 0x1.8p-6F, 3e38F}));
+  // 1, two that lie halfway and become even, and one that is in range once it is scaled.
+  EXPECT_THAT(std::vector(bits.begin() + 16, bits.end()), ElementsAre(0x3f80, 0x3f80, 0x3f82, 0x7ee2));
+  EXPECT_THAT(std::vector(bits.begin(), bits.begin() + 16), Each(0x7fc0));
 }
 
 TEST_F(Decoded, AreCopiedToTheTensorsThatTravelAsOne) {

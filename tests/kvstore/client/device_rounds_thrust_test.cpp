@@ -97,7 +97,7 @@ std::vector<std::vector<float>> slots_after_steps(const std::string& codec, cons
     values.emplace_back(70'000);
     const auto keys = engine.declare(specs);
     std::vector<DeviceFloats> there;
-    std::vector<std::span<float>> spans;
+    std::vector<ArrayView> spans;
     for (auto& v : values) {
       if (device) there.emplace_back(device, v);
       spans.push_back(device ? there.back().span() : std::span<float>(v));

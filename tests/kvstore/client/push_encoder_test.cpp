@@ -31,7 +31,7 @@ class Pushes : public testing::Test {
     Tensor& tensor = tensors_.add({"w", {20}, dtype}, three_parts());
     Operation operation;
     if (dtype == "float64") {
-      operation.in64 = gradient64_;
+      operation.in = gradient64_;
     } else {
       operation.in = gradient_;
     }
@@ -84,6 +84,17 @@ TEST_F(Pushes, OfFloat64ThatNoFloatHoldsAreSaidOnce) {
   encoder_.encode(tensor, 0);
   EXPECT_THAT(notices_.take(),
               ElementsAre(HasSubstr("key 'w': float64 values are beyond the largest float32")));
+}
+
+TEST_F(Pushes, Of16BitsAreWidened) {
+  const std::vector<std::uint16_t> bits(20, 0x3fc0);  // 1.5 as bfloat16
+  for (const char* codec : {"none", "2bit:threshold=0.5"}) {
+    PushPayload of_floats = encoder_.encode(push(codec), 1);
+    Tensor& tensor = push(codec);
+    tensor.current->in = {ElementType::kBfloat16, std::as_bytes(std::span(bits))};
+    tensor.residual.assign(tensor.residual.size(), 0.0F);
+    EXPECT_EQ(elements_of<std::byte>(encoder_.encode(tensor, 1)), elements_of<std::byte>(of_floats)) << codec;
+  }
 }
 
 TEST_F(Pushes, SayThatTheyMetWhatIsNotFinite) {

@@ -46,7 +46,7 @@ class Worker {
     engine.compression().set(spec(codec), reply);
     keys_ = engine.declare(kKeys);
     for (const KeySpec& key : kKeys) values_.emplace_back(key.elements());
-    std::vector<std::span<float>> spans(values_.begin(), values_.begin() + kSlots);
+    std::vector<ArrayView> spans(values_.begin(), values_.begin() + kSlots);
     engine.slots().bind(std::span(keys_).first(kSlots), spans);
   }
 

@@ -35,7 +35,7 @@ struct Model {
   }
   void bind(Engine& engine, const std::vector<std::size_t>& order) {
     std::vector<KeyId> ids;
-    std::vector<std::span<float>> spans;
+    std::vector<ArrayView> spans;
     for (const std::size_t i : order) {
       ids.push_back(keys[i]);
       spans.emplace_back(values[i]);

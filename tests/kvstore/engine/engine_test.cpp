@@ -86,7 +86,7 @@ TEST(Engine, SlotsExchangeEveryStep) {
       values.emplace_back(specs.back().elements());
     }
     const auto keys = engine.declare(specs);
-    std::vector<std::span<float>> spans(values.begin(), values.end());
+    std::vector<ArrayView> spans(values.begin(), values.end());
     engine.slots().bind(keys, spans);
     engine.slots().set_scale(0.5F);
     EXPECT_EQ(engine.slots().unmarked().size(), 40U);
@@ -121,7 +121,7 @@ std::vector<std::vector<float>> slots_after_steps(const std::string& codec, cons
     specs.push_back({"large", {70'000}});
     values.emplace_back(70'000);
     const auto keys = engine.declare(specs);
-    engine.slots().bind(keys, std::vector<std::span<float>>(values.begin(), values.end()));
+    engine.slots().bind(keys, std::vector<ArrayView>(values.begin(), values.end()));
     engine.slots().set_scale(0.5F);
     for (unsigned step = 0; step < 4; ++step) {
       for (unsigned i = 0; i < values.size(); ++i)
@@ -174,7 +174,7 @@ TEST(Engine, FusedTensorsAreOneFrame) {
     for (int i = 0; i < 200; ++i) specs.push_back({std::to_string(i), {256}});
     const auto keys = engine.declare(specs);
     std::vector<std::vector<float>> values(200, std::vector<float>(256, 1.0F));
-    engine.slots().bind(keys, std::vector<std::span<float>>(values.begin(), values.end()));
+    engine.slots().bind(keys, std::vector<ArrayView>(values.begin(), values.end()));
     for (unsigned i = 0; i < 200; ++i) engine.slots().mark_ready(i);
     ASSERT_TRUE(engine.slots().drain_for(std::chrono::seconds(20)));
     for (const auto& v : values) EXPECT_EQ(v, std::vector<float>(256, 2.0F));
@@ -190,7 +190,7 @@ TEST(Engine, WithAnOptimizerOnTheServersEverySlotIsAWeight) {
     std::vector<std::vector<float>> values(2, std::vector<float>(2, 10.0F));
     for (std::size_t i = 0; i < 2; ++i) engine.init(keys[i], values[i]);
     engine.set_optimizer("test rescale_grad=1");
-    engine.slots().bind(keys, std::vector<std::span<float>>(values.begin(), values.end()));
+    engine.slots().bind(keys, std::vector<ArrayView>(values.begin(), values.end()));
     for (auto& v : values) std::ranges::fill(v, 1.0F);
     for (unsigned i = 0; i < 2; ++i) engine.slots().mark_ready(i);
     ASSERT_TRUE(engine.slots().drain_for(std::chrono::seconds(20)));
@@ -202,7 +202,7 @@ TEST(Engine, SlotsOfAClosedStoreAreRefused) {
   run_job({1, 1}, [](Engine& engine) {
     const auto keys = engine.declare(std::vector<KeySpec>{{"a", {2}}, {"b", {2}}});
     std::vector<std::vector<float>> values(2, std::vector<float>(2));
-    engine.slots().bind(keys, std::vector<std::span<float>>(values.begin(), values.end()));
+    engine.slots().bind(keys, std::vector<ArrayView>(values.begin(), values.end()));
     engine.close();
     EXPECT_THROW(engine.slots().mark_ready(0), std::logic_error);
   });
@@ -282,7 +282,7 @@ TEST(Engine, DifferencesBetweenRanksAreTheSameErrorOnAll) {
                      std::vector<std::vector<float>> values(3, std::vector<float>(3));
                      std::vector<KeyId> order = {keys[0], keys[1], keys[2]};
                      if (e.rank() == 2) std::swap(order[0], order[1]);
-                     e.slots().bind(order, std::vector<std::span<float>>(values.begin(), values.end()));
+                     e.slots().bind(order, std::vector<ArrayView>(values.begin(), values.end()));
                    }),
       HasSubstr("worker 0 has a bucket of keys c, b, a, worker 2 has a bucket of keys c, a, b"));
   EXPECT_THAT(error_of_all(2, [](Engine& e) { e.set_optimizer(e.rank() == 1 ? "test" : "sgd"); }),

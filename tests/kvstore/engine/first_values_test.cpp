@@ -111,7 +111,7 @@ Traffic& traffic_of(Traffic& traffic, const Placement& placement, std::size_t co
         std::vector<std::vector<float>> values;
         std::vector<FirstValue> firsts;
         for (std::size_t k = 0; k < count; ++k) values.push_back(first_of(k, engine.rank()));
-        for (std::size_t k = 0; k < count; ++k) firsts.push_back({keys[k], values[k], {}});
+        for (std::size_t k = 0; k < count; ++k) firsts.push_back({keys[k], values[k]});
         if (engine.rank() == 0) traffic.exchanges = 0;
         engine.init(firsts, root);
         const int exchanges = traffic.exchanges;
@@ -155,9 +155,9 @@ TEST_P(FirstValues, OfAllSizesAndDtypesInOneCall) {
           if (engine.rank() != 1) std::ranges::fill(values.back(), 99.0F);
         }
         std::vector<FirstValue> firsts;
-        for (std::size_t k = 0; k < specs.size(); ++k) firsts.push_back({keys[k], values[k], {}});
+        for (std::size_t k = 0; k < specs.size(); ++k) firsts.push_back({keys[k], values[k]});
         const std::vector<double> others(3, 99.0);
-        firsts[2] = {keys[2], {}, engine.rank() == 1 ? wide : others};
+        firsts[2] = {keys[2], engine.rank() == 1 ? wide : others};
         engine.init(firsts, 1);
         for (const std::size_t k : {0, 1, 3}) {
           std::vector<float> got(specs[k].elements());
@@ -188,7 +188,7 @@ TEST(FirstValuesOfOneWrongSize, ChangeNothing) {
   run_job({1, 1}, [](Engine& engine) {
     const auto keys = engine.declare(small_keys(2));
     const std::vector<float> right(10, 1.0F), wrong(9, 1.0F);
-    const std::vector<FirstValue> firsts = {{keys[0], right, {}}, {keys[1], wrong, {}}};
+    const std::vector<FirstValue> firsts = {{keys[0], right}, {keys[1], wrong}};
     EXPECT_THAT([&] { engine.init(firsts); },
                 testing::ThrowsMessage<std::invalid_argument>(
                     testing::HasSubstr("init: key '1' has 10 elements, 9 given")));
@@ -236,7 +236,7 @@ TEST(DeclaredKeys, MayBeNamedAsABucketIs) {
     const std::vector<KeySpec> specs = {{"a", {3}}, {"b", {3}}};
     const auto keys = engine.declare(specs);
     std::vector<std::vector<float>> values(2, std::vector<float>(3));
-    const std::vector<std::span<float>> spans(values.begin(), values.end());
+    const std::vector<ArrayView> spans(values.begin(), values.end());
     engine.slots().bind(keys, spans);
     const KeySpec named{"b to a", {3}};
     EXPECT_EQ(engine.declare({&named, 1}), std::vector<KeyId>{3});

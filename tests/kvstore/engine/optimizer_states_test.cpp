@@ -301,7 +301,7 @@ TEST(OptimizerStates, AreRefusedDuringAStepAndWhereThereAreTables) {
   run_peers({1}, [&](Engine& engine) {
     const Worker worker(engine, first_weights(), kAdam);
     Weights values = first_weights();
-    const std::vector<std::span<float>> spans(values.begin(), values.end());
+    const std::vector<ArrayView> spans(values.begin(), values.end());
     engine.slots().bind(worker.keys(), spans);
     engine.slots().mark_ready(0);
     EXPECT_THAT([&] { engine.optimizer_states().save(folder / "a", Dump::kStates); },

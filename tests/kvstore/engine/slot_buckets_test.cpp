@@ -29,7 +29,7 @@ struct Bound {
     }
     const auto keys = engine.declare(specs);
     for (std::size_t i = 0; i < keys.size(); ++i) engine.init(keys[i], values[i]);
-    engine.slots().bind(keys, std::vector<std::span<float>>(values.begin(), values.end()));
+    engine.slots().bind(keys, std::vector<ArrayView>(values.begin(), values.end()));
   }
   void fill(float value) {
     for (auto& of_slot : values) std::ranges::fill(of_slot, value);
@@ -114,7 +114,7 @@ TEST(EngineSlots, AsManyPrioritiesAsKeysAreWanted) {
     std::vector<std::vector<float>> values(2, std::vector<float>(2));
     const std::vector<std::int32_t> one = {0};
     EXPECT_THROW(
-        engine.slots().bind(keys, std::vector<std::span<float>>(values.begin(), values.end()), nullptr, one),
+        engine.slots().bind(keys, std::vector<ArrayView>(values.begin(), values.end()), nullptr, one),
         std::invalid_argument);
   });
 }
@@ -134,7 +134,7 @@ TEST(EngineSlots, ABindingThatIsRefusedLeavesTheOneBefore) {
     const auto before = step();
     std::vector<KeyId> keys(5);
     std::iota(keys.begin(), keys.end(), KeyId{0});
-    std::vector<std::span<float>> values(bound.values.begin(), bound.values.end());
+    std::vector<ArrayView> values(bound.values.begin(), bound.values.end());
     if (engine.rank() == 1) {
       std::swap(keys[0], keys[2]);
       std::swap(values[0], values[2]);
@@ -156,8 +156,8 @@ TEST(EngineSlots, SetsHaveStepsAndScalesOfTheirOwn) {
         values[set].emplace_back(elements, static_cast<float>(set + 1));
       }
       const auto keys = engine.declare(specs);
-      engine.slots().bind(keys, std::vector<std::span<float>>(values[set].begin(), values[set].end()),
-                          nullptr, {}, set);
+      engine.slots().bind(keys, std::vector<ArrayView>(values[set].begin(), values[set].end()), nullptr, {},
+                          set);
       engine.slots().set_scale(set == 0 ? 0.5F : 10.0F, set);
     }
     for (std::uint32_t slot : {2U, 1U}) engine.slots().mark_ready(slot);

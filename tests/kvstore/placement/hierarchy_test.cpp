@@ -322,7 +322,7 @@ std::function<void(Engine&)> slot_training(const std::string& codec, const std::
       values.emplace_back(specs.back().elements());
     }
     const auto keys = engine.declare(specs);
-    engine.slots().bind(keys, std::vector<std::span<float>>(values.begin(), values.end()));
+    engine.slots().bind(keys, std::vector<ArrayView>(values.begin(), values.end()));
     std::vector<float> last;
     for (unsigned step = 0; step < 4; ++step) {
       for (unsigned i = 0; i < 9; ++i)  // in place: slots stay where they are

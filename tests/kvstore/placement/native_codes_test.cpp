@@ -134,7 +134,7 @@ TEST(NativeCodesSlots, ThatTravelTogetherHaveTheBitsOfServers) {
         values.emplace_back(specs.back().elements());
       }
       const auto keys = engine.declare(specs);
-      engine.slots().bind(keys, std::vector<std::span<float>>(values.begin(), values.end()));
+      engine.slots().bind(keys, std::vector<ArrayView>(values.begin(), values.end()));
       for (unsigned step = 0; step < 4; ++step) {
         for (unsigned i = 0; i < values.size(); ++i)
           std::ranges::copy(random_floats(values[i].size(), 100 * step + 4 * i + engine.rank()),

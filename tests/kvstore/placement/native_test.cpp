@@ -102,7 +102,7 @@ TEST(Native, SlotsGoInTheSameOrderHoweverTheyAreMarked) {
       values.emplace_back(specs.back().elements());
     }
     const auto keys = engine.declare(specs);
-    engine.slots().bind(keys, std::vector<std::span<float>>(values.begin(), values.end()));
+    engine.slots().bind(keys, std::vector<ArrayView>(values.begin(), values.end()));
     for (unsigned step = 0; step < 4; ++step) {
       for (unsigned i = 0; i < 9; ++i)  // in place: slots stay where they are
         std::ranges::copy(random_floats(values[i].size(), 40 * step + 4 * i + engine.rank()),

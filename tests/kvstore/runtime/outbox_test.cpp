@@ -43,7 +43,7 @@ class Layers {
   /// Makes slots of some layers.
   void bind(const std::vector<std::uint32_t>& layers) {
     std::vector<KeyId> keys;
-    std::vector<std::span<float>> spans;
+    std::vector<ArrayView> spans;
     std::vector<std::int32_t> priorities;
     for (const std::uint32_t layer : layers) {
       values_[layer].assign(kElements, 1.0F);

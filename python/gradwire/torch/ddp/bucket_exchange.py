@@ -151,7 +151,7 @@ class BucketExchange:
             self.settle()  # of a step without an end that is told: this rank has joined, and stood in
         if not self._seen:
             self._model.find()
-        taken = Bucket(bucket)
+        taken = Bucket(bucket, keeps_halves=self._options.keeps_halves)
         self._seen.update(dict.fromkeys(bucket.parameters()))
         self._waiting.append(taken)
         _call_at_end_of_backward(self._on_backward_end)
@@ -281,18 +281,19 @@ class Bucket:
     """One of DDP's buckets in one step: its memory as runs of real numbers, and the future that DDP awaits.
 
     Attributes:
-        runs: parameters that have elements, each with its run: part of DDP's own memory where that is float32, or
-            float64 on the CPU; else of a copy, on the same device where codecs can work there.
+        runs: parameters that have elements, each with its run: part of DDP's own memory where the engine can take that;
+            else of a copy, on the same device where codecs can work there.
         buffer: DDP's memory.
     """
 
-    def __init__(self, bucket: GradBucket) -> None:
+    def __init__(self, bucket: GradBucket, *, keeps_halves: bool) -> None:
+        """keeps_halves: as memory_dtype()."""
         self.sent = False
         self.buffer = bucket.buffer()
         self.future = future_of(self.buffer)
         self._dense = self.buffer.to_dense() if self.buffer.is_sparse else self.buffer
         real = as_real(self._dense)
-        self._staged = encodable(real.reshape(-1))
+        self._staged = encodable(real.reshape(-1), keeps_halves=keeps_halves)
         parameters: list[torch.Tensor] = bucket.parameters()
         # DDP too gives the buckets of complex parameters as real numbers, or as they are.
         split = self._staged.split([real_elements(p) for p in parameters])  # type: ignore[no-untyped-call]

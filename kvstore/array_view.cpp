@@ -1,0 +1,51 @@
+#include "kvstore/array_view.h"
+
+#include <algorithm>
+
+#include "compress/dense/halves.h"
+
+namespace gradwire::kvstore {
+
+namespace {
+
+compress::dense::Format format_of(ElementType half) {
+  return half == ElementType::kFloat16 ? compress::dense::Format::kF16 : compress::dense::Format::kBf16;
+}
+
+}  // namespace
+
+std::string_view name_of(ElementType type) {
+  switch (type) {
+    case ElementType::kFloat64:
+      return "float64";
+    case ElementType::kFloat16:
+      return "float16";
+    case ElementType::kBfloat16:
+      return "bfloat16";
+    default:
+      return "float32";
+  }
+}
+
+void copy_as_floats(ConstArrayView from, std::span<float> to) {
+  if (from.is_float32()) {
+    std::ranges::copy(from.floats(), to.begin());
+  } else if (from.is_float64()) {
+    std::ranges::transform(from.doubles(), to.begin(),
+                           [](double value) { return static_cast<float>(value); });
+  } else {
+    compress::dense::floats_from_halves(format_of(from.type()), from.bytes(), to);
+  }
+}
+
+void copy_floats(std::span<const float> from, ArrayView to) {
+  if (to.is_float32()) {
+    std::ranges::copy(from, to.floats().begin());
+  } else if (to.is_float64()) {
+    std::ranges::copy(from, to.doubles().begin());
+  } else {
+    compress::dense::halves_from_floats(format_of(to.type()), from, to.bytes());
+  }
+}
+
+}  // namespace gradwire::kvstore
