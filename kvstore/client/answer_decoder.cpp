@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <memory>
 #include <vector>
 
 #include "compress/float64_codec.h"
@@ -53,7 +54,8 @@ void AnswerDecoder::decode(Tensor& tensor, std::size_t index, const Frame& answe
     return compress::Float64Codec().decode_reply(answer.payload.bytes(), reply, operation.scale,
                                                  out.doubles());
   }
-  std::vector<float> floats(part.count);
+  const auto memory = std::make_unique_for_overwrite<float[]>(part.count);
+  const std::span<float> floats(memory.get(), part.count);
   if (!out.is_float64()) {
     decode_floats(tensor, index, answer, static_cast<float>(operation.scale), floats);
     return copy_floats(floats, out);

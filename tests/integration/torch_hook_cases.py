@@ -165,6 +165,23 @@ def nothing_of_a_layer_is_lost_that_no_rank_uses() -> None:
 
 
 @case
+def what_a_layer_of_bfloat16_owes_does_not_change_while_it_is_not_used() -> None:
+    """What is sent of it, and taken back, is not rounded on the way."""
+    model = make_branches().bfloat16()
+    wrapped, state = hooked(model, "int8", find_unused_parameters=True)
+    owed = []
+    for use in ("ab", "b", "b", "b"):
+        wrapped.zero_grad()
+        x = torch.linspace(-1, 1 + dist.get_rank(), 160, dtype=torch.bfloat16).view(4, 40)
+        wrapped(x, use).float().pow(3).mean().backward()
+        owed.append(total(state.state_dict()["residuals"]["a.weight"]))
+    assert owed[1].abs().max() > 0
+    for later in owed[2:]:
+        torch.testing.assert_close(later, owed[1], rtol=1e-4, atol=1e-5 * float(owed[1].abs().max()))
+    state.close()
+
+
+@case
 def residuals_of_servers_are_not_lost_either() -> None:
     """A reply in the codec's own form leaves a part with the server that made it: what is left stays bounded, however
     often the layer is not used.

@@ -400,16 +400,17 @@ def test_slots_are_of_float32_where_more_than_a_codec_computes_with_them() -> No
     run_two(body)
 
 
-def test_a_model_that_is_made_float32_later_is_told_that_it_is_rounded() -> None:
+@pytest.mark.parametrize("later", [torch.float32, torch.float16], ids=str)
+def test_a_model_that_is_given_another_dtype_later_is_told_that_it_is_rounded(later: torch.dtype) -> None:
     def body(store: gw.kv.KVStore) -> None:
         model = seeded(bfloat16_model)
         optimizer = wrapped(model, store)
-        model.float()
+        model.to(later)
         backward_to(model, [torch.full_like(parameter, 1 / 3) for parameter in model.parameters()])
         optimizer.synchronize()
-        assert torch.equal(model[0].bias.grad, torch.full((300,), 1 / 3).bfloat16().float())
+        assert torch.equal(model[0].bias.grad, torch.full((300,), 1 / 3).bfloat16().to(later))
         optimizer.close()
 
     told = warnings_of_two(body)
     assert len(told) == 2
-    assert all("is torch.float32 and is rounded to torch.bfloat16" in text for text in told)
+    assert all(f"is {later}, and was torch.bfloat16 when its optimizer was made" in text for text in told)

@@ -34,9 +34,10 @@ class Target:
         self._dtype = dtype
         expect_one_shape(f"{verb}: the outs of key {key!r}", self._outs)
         first = self._outs[0]
-        # Of several, those of float32 get all bits of the sum.
-        is_exact = len(self._outs) == 1 or dtype_of(first) == dtype
-        if is_exact and _is_plain(first, dtype) and (may_be_on_device or not is_on_device(first)):
+        # As float32, where others of them are to get all bits, or a pull's value may lie on a device.
+        takes_halves = len(self._outs) == 1 and not (verb == "pull" and may_be_on_device)
+        has_dtype = dtype_of(first) == dtype or takes_halves
+        if has_dtype and _is_plain(first, dtype) and (may_be_on_device or not is_on_device(first)):
             self.array, self._copies = first, self._outs[1:]
         else:
             self._receive_on_host()
@@ -214,6 +215,8 @@ def _is_plain(value: Any, dtype: str) -> bool:
     if own != dtype and not (dtype == "float32" and own in _HALVES):
         return False
     if isinstance(value, np.ndarray):
-        return bool(value.flags.c_contiguous)
+        return (
+            bool(value.flags.c_contiguous) and own != "bfloat16"
+        )  # an extension's dtype, which NumPy does not export
     homes = ("cpu", "cuda") if own == "float32" else ("cpu",)
     return value.device.type in homes and value.is_contiguous() and not value.is_neg()

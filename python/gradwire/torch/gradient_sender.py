@@ -148,13 +148,14 @@ class GradientSender:
         )
 
     def _tell_of_rounding(self, index: int, gradient: torch.Tensor) -> None:
-        """Warns of a model that was made float32 since its slots were made, of 16 bits."""
+        """Warns of a model that was given another dtype since its slots were made, of 16 bits."""
         values = self._memory.slot(index).values
-        if values.dtype.itemsize < 4 <= gradient.dtype.itemsize and not self._told_of_rounding:
+        if values.dtype.itemsize < 4 and gradient.dtype != values.dtype and not self._told_of_rounding:
             self._told_of_rounding = True
             warnings.warn(
-                f"gradwire.torch: the gradient of {self._memory.names[index]!r} is {gradient.dtype} and is rounded to "
-                f"{values.dtype}, of which it was when its optimizer was made; make the optimizer anew on all ranks",
+                f"gradwire.torch: the gradient of {self._memory.names[index]!r} is {gradient.dtype}, and was "
+                f"{values.dtype} when its optimizer was made: it is rounded to that, which may lose all of it; make "
+                "the optimizer anew on all ranks after a model is given another dtype",
                 stacklevel=2,
             )
 

@@ -46,8 +46,8 @@ class Slot:
     """One parameter's memory.
 
     Attributes:
-        values: of float32 or float64, or complex numbers of these, or of 16 bits; of the parameter's shape, and laid
-            out as it was when this was made, which is the order in which elements travel. Never handed out.
+        values: of float16, bfloat16, float32 or float64, or complex numbers of the last two; of the parameter's shape,
+            and laid out as it was when this was made, which is the order in which elements travel. Never handed out.
     """
 
     def __init__(self, run: torch.Tensor, parameter: torch.Tensor) -> None:
@@ -145,7 +145,9 @@ def runs_of(
     totals: dict[torch.dtype, int] = {}
     places = []
     for parameter in parameters:
-        dtype = memory_dtype(gradient_dtype(parameter), device, keeps_halves=keeps_halves)
+        is_free = getattr(parameter, "grad_dtype", parameter.dtype) is None  # gradients may be of any dtype
+        keeps = keeps_halves and not is_free
+        dtype = memory_dtype(gradient_dtype(parameter), device, keeps_halves=keeps)
         elements = real_elements(parameter)
         begin = totals.get(dtype, 0)
         places.append((dtype, begin, elements))

@@ -151,7 +151,8 @@ class BucketExchange:
             self.settle()  # of a step without an end that is told: this rank has joined, and stood in
         if not self._seen:
             self._model.find()
-        taken = Bucket(bucket, keeps_halves=self._options.keeps_halves)
+        # What is sent of an unused parameter is taken back, to the last bit of its float32.
+        taken = Bucket(bucket, keeps_halves=self._options.keeps_halves and not self._model.may_be_unused)
         self._seen.update(dict.fromkeys(bucket.parameters()))
         self._waiting.append(taken)
         _call_at_end_of_backward(self._on_backward_end)

@@ -43,6 +43,12 @@ class HookedModel:
         """Whether a step may lack buckets, or bring some that no step before had."""
         return self._ddp is None or getattr(self._ddp, "skip_all_reduce_unused_params", False)
 
+    @property
+    def may_be_unused(self) -> bool:
+        """Whether a step may have parameters that no rank uses, without an error of DDP's."""
+        ddp = self._ddp
+        return ddp is None or ddp.find_unused_parameters or ddp.static_graph
+
     def unused(self, in_buckets: Collection[torch.Tensor]) -> set[torch.Tensor]:
         """Returns parameters that no rank used in the step whose backward() has ended: DDP leaves their p.grad as it
         was, whatever the hook made of their buckets.
@@ -51,7 +57,7 @@ class HookedModel:
             in_buckets: all parameters that DDP has ever handed the hook.
         """
         ddp = self._ddp
-        if ddp is None or not (ddp.find_unused_parameters or ddp.static_graph):
+        if ddp is None or not self.may_be_unused:
             return set()
         uses = ddp.reducer._get_local_used_map().tolist()  # by rank added up, in the reducer's order
         known = set(in_buckets)
