@@ -170,14 +170,14 @@ def what_a_layer_of_bfloat16_owes_does_not_change_while_it_is_not_used() -> None
     model = make_branches().bfloat16()
     wrapped, state = hooked(model, "int8", find_unused_parameters=True)
     owed = []
-    for use in ("ab", "b", "b", "b"):
+    for use in ("ab", "b", "b", "b", "b"):
         wrapped.zero_grad()
         x = torch.linspace(-1, 1 + dist.get_rank(), 160, dtype=torch.bfloat16).view(4, 40)
         wrapped(x, use).float().pow(3).mean().backward()
         owed.append(total(state.state_dict()["residuals"]["a.weight"]))
-    assert owed[1].abs().max() > 0
-    for later in owed[2:]:
-        torch.testing.assert_close(later, owed[1], rtol=1e-4, atol=1e-5 * float(owed[1].abs().max()))
+    assert owed[2].any()  # and with the second step it has what the server's reply left
+    assert torch.equal(owed[3], owed[2])
+    assert torch.equal(owed[4], owed[2])
     state.close()
 
 

@@ -7,11 +7,13 @@ import shlex
 
 from python.docs_blocks import ROOT, blocks
 
-# What the script ends with here: a name for what training left.
+# What the script ends with here: a name for what training left. In one write: print() makes one of each argument and of
+# the end of the line where output has no buffer, as under torchrun, and those of two ranks may come in turns.
 LAST_WORDS = """
-import hashlib
+import hashlib, sys
 tensors = [t.detach() for p in model.parameters() for t in (p, p.grad)]
-print(f"rank {dist.get_rank()} ended", hashlib.sha256(b"".join(t.numpy().tobytes() for t in tensors)).hexdigest())
+digest = hashlib.sha256(b"".join(t.numpy().tobytes() for t in tensors)).hexdigest()
+sys.stdout.write(f"rank {dist.get_rank()} ended {digest}\\n")
 """
 
 

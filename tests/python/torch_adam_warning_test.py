@@ -258,6 +258,13 @@ def test_a_parameter_is_looked_for_when_the_optimizer_steps() -> None:
     assert len(found) == 1
 
 
+def test_an_optimizer_that_torch_has_not_initialised_is_left_alone() -> None:
+    """Its hooks run, and it has no parameters to look for."""
+    watch(make(), "2bit")
+    adam_warning._before_step(object.__new__(Mine), (), {})
+    assert is_watching()
+
+
 def test_there_is_one_hook_whatever_is_watched() -> None:
     for _ in range(3):
         watch(make(), "2bit")

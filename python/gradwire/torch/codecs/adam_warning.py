@@ -124,7 +124,8 @@ def is_like_adam(optimizer: torch.optim.Optimizer) -> bool:
 
 @_disable_dynamo  # a compiled step() calls it uncompiled
 def _before_step(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-    if _watched and not _has_warned:
+    # A class of torch's may stand in front of an optimizer without having been initialised: it holds nothing.
+    if _watched and not _has_warned and hasattr(optimizer, "param_groups"):
         _judge(optimizer)
     if _has_warned or not _watched:
         _watched.clear()
