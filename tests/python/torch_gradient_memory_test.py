@@ -12,6 +12,7 @@ import gradwire.torch
 import pytest
 import torch
 import torch.multiprocessing
+from gradwire.torch.slots import runs_of
 from python.two_ranks import OneProcess, batch, require_equal, run_two, seeded, warnings_of_two, wrapped
 from torch import nn
 from torch.optim.swa_utils import AveragedModel
@@ -398,6 +399,17 @@ def test_slots_are_of_float32_where_more_than_a_codec_computes_with_them() -> No
             optimizer.close()
 
     run_two(body)
+
+
+def test_a_parameter_whose_gradients_may_be_of_any_dtype_has_a_slot_of_float32() -> None:
+    parameter = nn.Parameter(torch.ones(3, dtype=torch.bfloat16))
+    if not hasattr(parameter, "grad_dtype"):
+        pytest.skip("this PyTorch has no grad_dtype")
+    for any_dtype, expected in ((False, torch.bfloat16), (True, torch.float32)):
+        if any_dtype:
+            parameter.grad_dtype = None
+        (run,) = runs_of([parameter], torch.device("cpu"), keeps_halves=True)
+        assert run.dtype == expected
 
 
 @pytest.mark.parametrize("later", [torch.float32, torch.float16], ids=str)

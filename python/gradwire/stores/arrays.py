@@ -214,9 +214,7 @@ def _is_plain(value: Any, dtype: str) -> bool:
     own = dtype_of(value)
     if own != dtype and not (dtype == "float32" and own in _HALVES):
         return False
-    if isinstance(value, np.ndarray):
-        return (
-            bool(value.flags.c_contiguous) and own != "bfloat16"
-        )  # an extension's dtype, which NumPy does not export
+    if isinstance(value, np.ndarray):  # bfloat16 is an extension's dtype, which NumPy does not export
+        return own != "bfloat16" and bool(value.flags.c_contiguous)
     homes = ("cpu", "cuda") if own == "float32" else ("cpu",)
     return value.device.type in homes and value.is_contiguous() and not value.is_neg()

@@ -145,9 +145,9 @@ def runs_of(
     totals: dict[torch.dtype, int] = {}
     places = []
     for parameter in parameters:
-        is_free = getattr(parameter, "grad_dtype", parameter.dtype) is None  # gradients may be of any dtype
-        keeps = keeps_halves and not is_free
-        dtype = memory_dtype(gradient_dtype(parameter), device, keeps_halves=keeps)
+        keeps = keeps_halves and getattr(parameter, "grad_dtype", parameter.dtype) is not None  # None: of any
+        own = gradient_dtype(parameter) if keeps else parameter.dtype
+        dtype = memory_dtype(own, device, keeps_halves=keeps)
         elements = real_elements(parameter)
         begin = totals.get(dtype, 0)
         places.append((dtype, begin, elements))
