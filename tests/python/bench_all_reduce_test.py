@@ -166,9 +166,9 @@ def test_machine_seconds_see_what_this_process_burns() -> None:
 
 
 def _pages(size: int) -> mmap.mmap:
-    """Memory of the kernel's own, in use: the heap may give an array what it has kept from others."""
+    """Fresh pages, in use: the heap may give an array what it has kept from others."""
     memory = mmap.mmap(-1, size)
-    memory.write(b"x" * size)
+    memory[:: mmap.PAGESIZE] = b"x" * len(range(0, size, mmap.PAGESIZE))
     return memory
 
 
