@@ -8,7 +8,7 @@
 
 #include "compress/block/block_kernels.h"
 #include "compress/codecs.h"
-#include "compress/dense/dense_kernels.h"
+#include "compress/dense/halves.h"
 #include "compress/payload/bf16_residuals.h"
 #include "compress/payload/float_bits.h"
 #include "compress/payload/little_endian.h"
@@ -21,9 +21,6 @@ namespace {
 
 constexpr std::uint32_t kMagic = 0x31464547;  // "GEF1"
 constexpr std::size_t kHeadBytes = 16;        // magic, residual type, has velocity, 2 zeros, elements
-
-// Below what dense::decode writes around the cache: the codec reads the widened residual at once.
-constexpr std::size_t kPiece = kUnitElements / 2;
 
 // Of an int8 residual: elements whose residuals are within 1/254 of each other's, at 1/16 byte an element.
 constexpr std::size_t kBlock = 64;
@@ -43,10 +40,10 @@ void validate(const Codec& codec, std::size_t elements, const ErrorFeedbackOptio
           "momentum=" + std::to_string(options.momentum) + " is outside [0, 1)");
   require(options.momentum > 0 || !(options.nesterov || options.factor_masking), codec,
           "nesterov or factor masking without momentum; give a momentum above 0, or leave them out");
-  // bfloat16 is written by a rule for finite values, and int8 would take its scale from an infinity.
-  require(options.residual == ResidualType::kFp32 || !keeps_nonfinite(codec), codec,
-          "a residual in " + std::string(name_of(options.residual)) +
-              " cannot keep NaN as nonfinite=mxnet does; use residual fp32, or nonfinite=skip");
+  // It would take its scale from an infinity.
+  require(options.residual != ResidualType::kInt8 || !keeps_nonfinite(codec), codec,
+          "a residual in int8 cannot keep NaN as nonfinite=mxnet does; use residual fp32 or bf16, or "
+          "nonfinite=skip");
 }
 
 std::size_t scale_bytes(std::size_t elements) { return block::scale_count(elements, kBlock) * sizeof(float); }
@@ -62,20 +59,16 @@ void widen(ResidualType type, std::span<const std::byte> from, std::span<float> 
     return block::decode(kCode, kBlock, from.data(), from.data() + scale_bytes(to.size()), to.size(), false,
                          to.data());
   }
-  // In pieces for the cache's sake (kPiece); int8's decoder never writes around it.
-  for (std::size_t i = 0; i < to.size(); i += kPiece) {
-    const std::size_t n = std::min(kPiece, to.size() - i);
-    dense::decode(dense::Format::kBf16, from.data() + 2 * i, n, 1, to.data() + i);
-  }
+  dense::floats_from_halves(dense::Format::kBf16, from, to);
 }
 
-/// Requires finite residuals.
+/// Requires finite residuals for int8.
 void narrow(ResidualType type, std::span<const float> from, std::span<std::byte> to) {
   if (type == ResidualType::kInt8) {
     block::encode(kCode, kBlock, from.data(), nullptr, from.size(), to.data(),
                   to.data() + scale_bytes(from.size()));
   } else {
-    dense::encode(dense::Format::kBf16, from.data(), nullptr, from.size(), to.data());
+    dense::bf16_from_residuals(from, to);
   }
 }
 

@@ -55,7 +55,7 @@ struct ErrorFeedbackMetrics {
 class ErrorFeedback {
  public:
   /// Throws std::invalid_argument: no elements; a momentum outside [0, 1); nesterov or factor_masking without
-  /// momentum; a residual other than float32 for a codec with nonfinite=mxnet, whose NaN could not be kept.
+  /// momentum; a residual of int8 for a codec with nonfinite=mxnet, whose NaN it could not keep.
   ErrorFeedback(const Codec& codec, std::size_t elements, const ErrorFeedbackOptions& options = {});
 
   /// Encodes one step. As Codec::encode(), with the residual kept here. A gradient that is not finite leaves

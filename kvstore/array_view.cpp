@@ -1,6 +1,9 @@
 #include "kvstore/array_view.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
+#include <stdexcept>
 
 #include "compress/dense/halves.h"
 
@@ -25,6 +28,15 @@ std::string_view name_of(ElementType type) {
     default:
       return "float32";
   }
+}
+
+ElementType float_type(std::string_view name) {
+  for (const ElementType type :
+       {ElementType::kFloat32, ElementType::kFloat64, ElementType::kFloat16, ElementType::kBfloat16}) {
+    if (name == name_of(type)) return type;
+  }
+  throw std::invalid_argument(
+      fmt::format("dtype \"{}\" is unknown; expected float32, float64, float16 or bfloat16", name));
 }
 
 void copy_as_floats(ConstArrayView from, std::span<float> to) {

@@ -1,6 +1,6 @@
-// ArrayView is a run of numbers in a caller's memory, of any of the types that keys are pushed and pulled
-// in. Sums are made in float32, or, of keys of float64, in float64; 16-bit floats are widened as they are
-// read, and rounded as they are written.
+// ArrayView is a run of numbers, such as a caller's array, of any of the types that keys are pushed and
+// pulled in. Sums are made in float32, or, of keys of float64, in float64; 16-bit floats are widened as they
+// are read, and rounded as they are written.
 //
 // Threading and lifetime: as std::span.
 #pragma once
@@ -19,6 +19,8 @@ using transport::ElementType;
 
 /// Of a type of floats: "float32" and so on.
 std::string_view name_of(ElementType type);
+/// The type of such a name. Throws std::invalid_argument.
+ElementType float_type(std::string_view name);
 
 /// Byte: std::byte, or const std::byte where the run is only read. Its type is one of floats.
 template <typename Byte>

@@ -64,12 +64,13 @@ GRADWIRE_HOST_DEVICE inline float float_from_f16(std::uint16_t half) noexcept {
   return std::bit_cast<float>(bits | ((half & 0x8000u) << 16));
 }
 
-/// Rounds a finite float to bfloat16, ties to even.
+/// Rounds a float to bfloat16, ties to even, and what is beyond to the largest. Infinity stays, and so does a
+/// NaN that was widened from bfloat16.
 GRADWIRE_HOST_DEVICE inline std::uint16_t bf16_from_float(float value) noexcept {
   const std::uint32_t bits = std::bit_cast<std::uint32_t>(value);
   const std::uint32_t magnitude = bits & ~kSignBit;
-  const std::uint32_t rounded =
-      std::min((magnitude + 0x7fff + ((magnitude >> 16) & 1)) >> 16, std::uint32_t{kBf16Largest});
+  const std::uint32_t most = std::max(magnitude >> 16, std::uint32_t{kBf16Largest});
+  const std::uint32_t rounded = std::min((magnitude + 0x7fff + ((magnitude >> 16) & 1)) >> 16, most);
   return static_cast<std::uint16_t>(rounded | ((bits & kSignBit) >> 16));
 }
 

@@ -37,4 +37,7 @@ inline std::uint16_t ieee_bf16_from_float(float value) noexcept {
 void floats_from_halves(Format format, std::span<const std::byte> halves, std::span<float> out) noexcept;
 void halves_from_floats(Format format, std::span<const float> values, std::span<std::byte> out) noexcept;
 
+/// As halves_from_floats() to bfloat16, but a finite value beyond the format becomes its largest.
+void bf16_from_residuals(std::span<const float> values, std::span<std::byte> out) noexcept;
+
 }  // namespace gradwire::compress::dense

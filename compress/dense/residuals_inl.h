@@ -32,7 +32,7 @@ HWY_INLINE ResidualVector LoadBf16(const std::byte* from) {
   return hn::BitCast(ResidualTag(), hn::ShiftLeft<16>(hn::PromoteTo(bits, half)));
 }
 
-/// bf16_from_float() of finite floats. Returns what LoadBf16() will read.
+/// bf16_from_float(). Returns what LoadBf16() will read.
 HWY_INLINE ResidualVector StoreBf16(ResidualVector value, std::byte* to) {
   namespace hn = hwy::HWY_NAMESPACE;
   const hn::RebindToUnsigned<ResidualTag> d;
@@ -42,7 +42,8 @@ HWY_INLINE ResidualVector StoreBf16(ResidualVector value, std::byte* to) {
   const auto magnitude = hn::Xor(bits, sign);
   const auto odd = hn::And(hn::ShiftRight<16>(magnitude), hn::Set(d, 1));
   const auto rounded = hn::ShiftRight<16>(hn::Add(hn::Add(magnitude, hn::Set(d, 0x7fff)), odd));
-  const auto half = hn::Or(hn::Min(rounded, hn::Set(d, kBf16Largest)), hn::ShiftRight<16>(sign));
+  const auto most = hn::Max(hn::ShiftRight<16>(magnitude), hn::Set(d, kBf16Largest));
+  const auto half = hn::Or(hn::Min(rounded, most), hn::ShiftRight<16>(sign));
   hn::StoreU(hn::TruncateTo(halves, half), halves, reinterpret_cast<std::uint16_t*>(to));
   return hn::BitCast(ResidualTag(), hn::ShiftLeft<16>(half));
 }
@@ -76,7 +77,6 @@ struct Bf16Residual {
   Bf16Residual from(std::size_t i) const { return {at + 2 * i}; }
   HWY_INLINE void Prefetch(std::size_t i) const { hwy::Prefetch(at + 2 * i); }
   HWY_INLINE ResidualVector Load(std::size_t i) const { return LoadBf16(at + 2 * i); }
-  /// Requires finite values.
   HWY_INLINE void Store(ResidualVector value, std::size_t i) const { StoreBf16(value, at + 2 * i); }
 };
 

@@ -61,10 +61,6 @@ Encoded TwoBitFixed::encode_bf16(std::span<const float> grad, std::span<std::byt
                                  std::span<std::byte> out, const Position&) const {
   const std::size_t bytes = two_bit::packed_bytes(grad.size());
   expect_bf16_spans(name(), grad.size(), residual.size(), out.size(), bytes);
-  // The kernel has the rule of kSkip alone.
-  if (nonfinite_ == two_bit::NonFinite::kMxnet) {
-    throw std::invalid_argument("2bit: a residual in bf16 cannot keep NaN as nonfinite=mxnet does");
-  }
   const bool nonfinite = two_bit::encode_bf16(grad.data(), residual.data(), grad.size(),
                                               {threshold_, threshold_, nonfinite_}, out.data());
   return {bytes, nonfinite};

@@ -32,12 +32,14 @@ class TwoBitFixed final : public Codec, public IntegerSums, public Bf16Residuals
   bool agrees_scales() const noexcept override { return false; }
   bool wants_lossless_stage() const noexcept override { return stage_ == two_bit::Stage::kLossless; }
   const IntegerSums* integer_sums() const noexcept override { return this; }
-  const Bf16Residuals* bf16_residuals() const noexcept override { return this; }
+  const Bf16Residuals* bf16_residuals() const noexcept override {
+    return nonfinite_ == two_bit::NonFinite::kSkip ? this : nullptr;
+  }
 
   std::size_t max_encoded_size(std::size_t elements) const noexcept override;
   Encoded encode(std::span<const float> grad, std::span<float> residual, std::span<const UnitScale> scales,
                  std::span<std::byte> out, const Position& position) const override;
-  /// Throws std::invalid_argument under nonfinite=mxnet, whose NaN bfloat16 would not keep.
+  /// Requires nonfinite=skip.
   Encoded encode_bf16(std::span<const float> grad, std::span<std::byte> residual, std::span<std::byte> out,
                       const Position& position) const override;
   void decode_sum(std::span<const Payload> payloads, std::span<float> out) const override;

@@ -1,7 +1,7 @@
 """How much memory does training take for each parameter, with and without gradwire?
 
     python experiments/memory/run.py                   all arms, two ranks each: twenty minutes
-    python experiments/memory/run.py --only bfloat16   those whose front end has this in its name; keeps the others
+    python experiments/memory/run.py --only bfloat16   those with this in front end and codec; keeps the others
     python experiments/memory/run.py tables            measures nothing: prints README.md's table
 
 Each arm is a job of its own. A figure is the slope between a small model and a large one, so what a process takes
@@ -24,17 +24,19 @@ HERE = Path(__file__).resolve().parent
 MILLIONS = (16, 48)
 LAYER = 1024 * 1024  # parameters
 CODECS = ("none", "fp16", "int8", "nf4", "2bit")
+WITH_BFLOAT16 = (*CODECS, "int8 bfloat16")  # residuals'
+OF_BFLOAT16 = ("plain", "none", "int8", "int8 bfloat16", "2bit")  # the model's
 # Front end, codec ("plain": without gradwire), servers.
 ARMS = (
     ("ddp", "plain", 0),
-    *(("ddp", codec, 0) for codec in CODECS),
+    *(("ddp", codec, 0) for codec in WITH_BFLOAT16),
     ("optimizer", "plain", 0),
-    *(("optimizer", codec, 0) for codec in CODECS),
-    *(("optimizer", codec, 2) for codec in CODECS),
+    *(("optimizer", codec, 0) for codec in WITH_BFLOAT16),
+    *(("optimizer", codec, 2) for codec in WITH_BFLOAT16),
     ("fsdp2", "plain", 0),
-    *(("fsdp2", codec, 0) for codec in (*CODECS, "int8 bfloat16")),
-    *(("ddp bfloat16", codec, 0) for codec in ("plain", "none", "int8", "2bit")),
-    *(("optimizer bfloat16", codec, 0) for codec in ("plain", "none", "int8", "2bit")),
+    *(("fsdp2", codec, 0) for codec in WITH_BFLOAT16),
+    *(("ddp bfloat16", codec, 0) for codec in OF_BFLOAT16),
+    *(("optimizer bfloat16", codec, 0) for codec in OF_BFLOAT16),
 )
 NAMES = {
     "ddp": "DDP and its hook",
@@ -47,13 +49,15 @@ NAMES = {
 
 def peaks(front_end: str, codec: str, servers: int, millions: int) -> dict[str, int]:
     """What rank 0 of a job with two ranks says: peaks in bytes, of itself and of a server."""
-    worker = [sys.executable, str(HERE / "worker.py"), front_end, codec, str(millions)]
+    spec, _, residuals = codec.partition(" ")
+    worker = [sys.executable, str(HERE / "worker.py"), front_end, spec, str(millions)]
     command = [sys.executable, "-m", "gradwire.cli", "run", "-n", "2", "-s", str(servers), *worker]
     # What is in use: by default glibc keeps memory that nobody has any more.
     environment = os.environ | {
         "OMP_NUM_THREADS": "1",
         "MALLOC_ARENA_MAX": "1",
         "MALLOC_MMAP_THRESHOLD_": "131072",
+        "GRADWIRE_RESIDUAL_DTYPE": residuals or "float32",
     }
     done = subprocess.run(
         command, env=environment, stdout=subprocess.PIPE, text=True, check=True, timeout=600
@@ -104,13 +108,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("what", nargs="?", choices=("measure", "tables"), default="measure")
     parser.add_argument("--folder", type=Path, default=HERE, help="where results.json is")
-    parser.add_argument("--only", default="", help="a part of a front end's name; default: all")
+    parser.add_argument(
+        "--only", default="", help="a part of front end and codec, such as 'optimizer int8'; default: all"
+    )
     given = parser.parse_args()
     file = given.folder / "results.json"
     if given.what == "measure":
         kept = json.loads(file.read_text())["arms"] if given.only else []
         arms = {(arm["front_end"], arm["codec"], arm["servers"]): arm for arm in kept}
-        for arm in (each for each in ARMS if given.only in each[0]):
+        for arm in (each for each in ARMS if given.only in f"{each[0]} {each[1]}"):
             arms[arm] = measure(*arm, MILLIONS)
             print(arms[arm], flush=True)
         record = {

@@ -48,9 +48,7 @@ def prepared(front_end: str, codec: str, model: nn.Module) -> tuple[nn.Module, t
             fully_shard(layer)
         fully_shard(model)
         if codec != "plain":
-            codec, _, in_bfloat16 = codec.partition(" ")
-            dtype = torch.bfloat16 if in_bfloat16 else torch.float32
-            gw.torch.compress_reduce_scatter(model, codec=codec, residual_dtype=dtype)
+            gw.torch.compress_reduce_scatter(model, codec=codec)
     optimizer: torch.optim.Optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, foreach=False)
     if front_end == "optimizer" and codec != "plain":
         optimizer = gw.torch.DistributedOptimizer(optimizer, model.named_parameters(), compression=codec)

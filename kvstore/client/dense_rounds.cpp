@@ -117,7 +117,7 @@ void DenseRounds::start_push(Tensor& tensor) {
   if (!operation.works_on_device()) {
     tensor.settle_on_host();
     // A tensor that is never compressed has no residual, and takes no memory for one.
-    if (codec.lossy() && tensor.residual.empty()) tensor.residual.assign(elements, 0.0F);
+    if (codec.lossy() && tensor.residual.empty()) tensor.residual.assign_zeros(elements);
     if (codec.agrees_scales()) tensor.scales.resize(tensor.unit_count());
   }
   // Before any part is encoded: encoding changes the residual, and copies it only where room was made here.
@@ -406,7 +406,7 @@ void DenseRounds::finish(Tensor& tensor, std::exception_ptr error) {
     tensor.scales_known = tensor.compression->codec->agrees_scales() && parts_.tensors.is_in_force(tensor) &&
                           std::ranges::none_of(tensor.parts, &TensorPart::brought_floats);
     // Not so if an element was not finite: that one keeps its residual for a later round.
-    if (tensor.has_leftover() && is_all_sent(tensor.residual)) tensor.residual = {};
+    if (tensor.has_leftover() && tensor.residual.is_all_sent()) tensor.residual.clear();
   }
   active_.erase(&tensor);
   ahead_bytes_ -= operation.ahead_bytes;

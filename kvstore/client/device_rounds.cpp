@@ -101,8 +101,8 @@ bool DeviceRounds::settle_there(Tensor& tensor) {
     tensor.scales_known = false;  // what the tensor agreed elsewhere
     tensor.on_device = std::make_unique<DeviceTensor>(link, tensor.spec.elements());
   }
-  tensor.on_device->prepare(tensor.codec(), tensor.unit_count(), tensor.residual);
-  tensor.residual = {};
+  tensor.on_device->prepare(tensor.codec(), tensor.unit_count(), tensor.residual.floats());
+  tensor.residual.clear();
   return true;
 }
 

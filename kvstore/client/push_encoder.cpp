@@ -6,6 +6,7 @@
 #include <cmath>
 #include <cstring>
 
+#include "compress/payload/bf16_residuals.h"
 #include "kvstore/leftover.h"
 #include "kvstore/wire/lossless_frames.h"
 
@@ -21,6 +22,31 @@ bool has_overflowed(std::span<const double> values, std::span<const float> round
   return false;
 }
 
+/// The residual of a part in float32: where it is kept, or a copy that keep() rounds to there.
+class WidenedResidual {
+ public:
+  WidenedResidual(ArrayView kept, transport::BufferPool& buffers) : kept_(kept) {
+    if (kept.empty()) return;
+    if (kept.is_float32()) {
+      floats_ = kept.floats();
+      return;
+    }
+    copy_ = buffers.take(kept.size() * sizeof(float));
+    floats_ = ArrayView(ElementType::kFloat32, copy_.bytes()).floats();
+    copy_as_floats(kept, floats_);
+  }
+
+  std::span<float> floats() const { return floats_; }
+  void keep() const {
+    if (!kept_.is_float32()) round_residual(floats_, kept_);
+  }
+
+ private:
+  const ArrayView kept_;
+  transport::Buffer copy_;
+  std::span<float> floats_;
+};
+
 }  // namespace
 
 // So the bits do not depend on threads, or on how a tensor is cut.
@@ -30,61 +56,76 @@ compress::Position PushEncoder::position_of(const Tensor& tensor) const {
 
 PushPayload PushEncoder::encode(Tensor& tensor, std::size_t index) {
   const Part& part = tensor.parts[index].part;
-  const auto& codec = tensor.codec();
-  compress::Position position = position_of(tensor);
-  position.offset = part.offset;
-  const auto residual = tensor.residual_of(part);
   // Each part copies its own slice before it changes it, so the loop never copies a whole tensor.
-  if (!residual.empty() && tensor.has_before)
-    std::ranges::copy(residual, tensor.residual_before.begin() + static_cast<std::ptrdiff_t>(part.offset));
-  PushPayload payload{buffers_.take(codec.max_encoded_size(part.count)), tensor.push_flags()};
+  const ArrayView residual = tensor.residual_of(part);
+  if (!residual.empty() && tensor.has_before) {
+    const ArrayView before = tensor.residual_before.view().subspan(part.offset, part.count);
+    std::ranges::copy(residual.bytes(), before.bytes().begin());
+  }
+  PushPayload payload{buffers_.take(tensor.codec().max_encoded_size(part.count)), tensor.push_flags()};
   if (copy_float64(tensor, part, payload.bytes.bytes())) {
     payload.bytes.truncate(part.count * sizeof(double));
-    finish(tensor, index, payload);
-    return payload;
-  }
-  const ConstArrayView given = tensor.current->in_of(part);
-  transport::Buffer converted;  // codecs work in float32
-  std::span<const float> grad;
-  if (given.is_float32()) {
-    grad = given.floats();
   } else {
-    converted = buffers_.take(part.count * sizeof(float));
-    const auto floats = ArrayView(ElementType::kFloat32, converted.bytes()).floats();
-    copy_as_floats(given, floats);
-    if (given.is_float64() && has_overflowed(given.doubles(), floats)) note_overflow(tensor);
-    grad = floats;
+    const auto encoded = encode_floats(tensor, index, payload.bytes.bytes());
+    payload.bytes.truncate(encoded.bytes);
+    if (encoded.nonfinite) payload.flags |= transport::kFlagNonfinite;
   }
-  const auto scales = tensor.scales_known ? tensor.scales_of(part) : std::span<const compress::UnitScale>();
-  const bool is_measured = codec.lossy() && compress::measures_share(position.step);
-  // Before encode(), which changes the residual.
-  compress::ShareSent share{is_measured ? compress::squares_of(grad, residual) : 0, 0, is_measured};
-  // What a lossy codec has left goes out with the first round of one that keeps nothing back.
-  const auto encoded =
-      codec.lossy() || residual.empty()
-          ? codec.encode(grad, residual, scales, payload.bytes.bytes(), position)
-          : codec.encode(with_leftover(grad, residual), {}, scales, payload.bytes.bytes(), position);
-  if (is_measured) {
-    share.kept_squares = compress::squares_of({}, residual);
-    tensor.parts[index].share = share;
-  }
-  payload.bytes.truncate(encoded.bytes);
-  if (encoded.nonfinite) payload.flags |= transport::kFlagNonfinite;
   finish(tensor, index, payload);
   return payload;
 }
 
 /// Float64 that its codec sends as it is. False where that is not what a push is of.
-bool PushEncoder::copy_float64(Tensor& tensor, const Part& part, std::span<std::byte> bytes) const {
+bool PushEncoder::copy_float64(Tensor& tensor, const Part& part, std::span<std::byte> bytes) {
   if (tensor.codec().as_float64() == nullptr || !tensor.current->in.is_float64()) return false;
   const auto values = tensor.current->in_of(part).doubles();
-  const auto residual = tensor.residual_of(part);
-  if (residual.empty()) {
+  WidenedResidual residual(tensor.residual_of(part), buffers_);
+  if (residual.floats().empty()) {
     std::memcpy(bytes.data(), values.data(), values.size_bytes());
   } else {
-    std::memcpy(bytes.data(), with_leftover(values, residual).data(), values.size_bytes());
+    std::memcpy(bytes.data(), with_leftover(values, residual.floats()).data(), values.size_bytes());
+    residual.keep();
   }
   return true;
+}
+
+compress::Encoded PushEncoder::encode_floats(Tensor& tensor, std::size_t index, std::span<std::byte> out) {
+  const Part& part = tensor.parts[index].part;
+  const ConstArrayView given = tensor.current->in_of(part);
+  if (given.is_float32()) return encode_widened(tensor, index, given.floats(), out);
+  transport::Buffer converted = buffers_.take(part.count * sizeof(float));  // codecs work in float32
+  const auto grad = ArrayView(ElementType::kFloat32, converted.bytes()).floats();
+  copy_as_floats(given, grad);
+  if (given.is_float64() && has_overflowed(given.doubles(), grad)) note_overflow(tensor);
+  return encode_widened(tensor, index, grad, out);
+}
+
+compress::Encoded PushEncoder::encode_widened(Tensor& tensor, std::size_t index, std::span<const float> grad,
+                                              std::span<std::byte> out) {
+  const Part& part = tensor.parts[index].part;
+  const auto& codec = tensor.codec();
+  compress::Position position = position_of(tensor);
+  position.offset = part.offset;
+  const bool is_measured = codec.lossy() && compress::measures_share(position.step);
+  const ArrayView kept = tensor.residual_of(part);
+  // The codec's own pass over bfloat16, which has the bits of the passes below.
+  if (const auto* fused = codec.bf16_residuals();
+      fused != nullptr && !is_measured && !kept.empty() && !kept.is_float32())
+    return fused->encode_bf16(grad, kept.bytes(), out, position);
+  WidenedResidual residual(kept, buffers_);
+  const auto floats = residual.floats();
+  const auto scales = tensor.scales_known ? tensor.scales_of(part) : std::span<const compress::UnitScale>();
+  // Before encode(), which changes the residual.
+  compress::ShareSent share{is_measured ? compress::squares_of(grad, floats) : 0, 0, is_measured};
+  // What a lossy codec has left goes out with the first round of one that keeps nothing back.
+  const auto encoded = codec.lossy() || floats.empty()
+                           ? codec.encode(grad, floats, scales, out, position)
+                           : codec.encode(with_leftover(grad, floats), {}, scales, out, position);
+  residual.keep();
+  if (is_measured) {
+    share.kept_squares = compress::squares_of({}, floats);
+    tensor.parts[index].share = share;
+  }
+  return encoded;
 }
 
 void PushEncoder::finish(const Tensor& tensor, std::size_t part, PushPayload& payload) {

@@ -34,7 +34,10 @@ class PushEncoder {
   void finish(const Tensor& tensor, std::size_t part, PushPayload& payload);
 
  private:
-  bool copy_float64(Tensor& tensor, const Part& part, std::span<std::byte> bytes) const;
+  bool copy_float64(Tensor& tensor, const Part& part, std::span<std::byte> bytes);
+  compress::Encoded encode_floats(Tensor& tensor, std::size_t part, std::span<std::byte> out);
+  compress::Encoded encode_widened(Tensor& tensor, std::size_t part, std::span<const float> grad,
+                                   std::span<std::byte> out);
   void note_overflow(const Tensor& tensor);
 
   const transport::Messenger& messenger_;

@@ -1,7 +1,6 @@
 #include "kvstore/client/residuals.h"
 
 #include <algorithm>
-#include <cstring>
 #include <utility>
 #include <vector>
 
@@ -9,21 +8,12 @@
 
 namespace gradwire::kvstore {
 
-namespace {
-
-/// The residual, wherever it lies; there: room for what a device has.
-std::span<const float> residual_of(const Tensor& tensor, std::vector<float>& there) {
-  if (!tensor.on_device) return tensor.residual;
-  there = tensor.on_device->fetch_residual();
-  return there;
-}
-
-}  // namespace
-
 bool Residuals::read(KeyId key, std::uint64_t offset, std::span<float> out) const {
+  const Tensor& tensor = tensors_[key];
   std::vector<float> there;
-  const auto residual = residual_of(tensors_[key], there);
-  if (!residual.empty()) std::memcpy(out.data(), residual.data() + offset, out.size_bytes());
+  if (tensor.on_device) there = tensor.on_device->fetch_residual();
+  const ConstArrayView residual = tensor.on_device ? ConstArrayView(there) : tensor.residual.view();
+  if (!residual.empty()) copy_as_floats(residual.subspan(offset, out.size()), out);
   return !residual.empty();
 }
 
@@ -33,8 +23,8 @@ void Residuals::write(KeyId key, std::uint64_t offset, std::span<const float> va
   // There, and not by way of the host: a tensor that moves agrees its scales anew, and the other ranks would
   // not.
   if (tensor.on_device) return tensor.on_device->store_residual(offset, values);
-  if (tensor.residual.empty()) tensor.residual.assign(tensor.spec.elements(), 0.0F);
-  std::memcpy(tensor.residual.data() + offset, values.data(), values.size_bytes());
+  if (tensor.residual.empty()) tensor.residual.assign_zeros(tensor.spec.elements());
+  round_residual(values, tensor.residual.view().subspan(offset, values.size()));
 }
 
 void Residuals::add(KeyId key, std::uint64_t offset, std::span<const float> values, float scale) {
@@ -52,10 +42,15 @@ bool Residuals::keeps_nonfinite(KeyId key) const {
 
 double Residuals::squares() const {
   double squares = 0;
+  const auto add = [&squares](std::span<const float> values) {
+    for (const float value : values) squares += static_cast<double>(value) * static_cast<double>(value);
+  };
   for (const auto& tensor : tensors_.all()) {
-    std::vector<float> there;
-    for (const float value : residual_of(*tensor, there))
-      squares += static_cast<double>(value) * static_cast<double>(value);
+    if (tensor->on_device) {
+      add(tensor->on_device->fetch_residual());
+    } else {
+      tensor->residual.visit(add);
+    }
   }
   return squares;
 }
@@ -86,7 +81,7 @@ void Residuals::keep_what_was(Tensor& tensor) const {
   // Scales go back with the residual: the round that is rolled back has agreed the next ones.
   tensor.scales_known_before = tensor.scales_known;
   if (tensor.current->works_on_device()) return tensor.on_device->keep_what_was();
-  tensor.residual_before.resize(tensor.spec.elements());
+  if (tensor.residual_before.empty()) tensor.residual_before.assign_zeros(tensor.spec.elements());
   tensor.scales_before = tensor.scales;
 }
 
@@ -100,7 +95,7 @@ void Residuals::roll_back(std::span<const KeyId> keys) {
       continue;
     }
     // What the round made of it is of no use any more, so nothing is copied.
-    tensor.residual.swap(tensor.residual_before);
+    std::swap(tensor.residual, tensor.residual_before);
     tensor.scales.swap(tensor.scales_before);
   }
 }

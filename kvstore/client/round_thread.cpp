@@ -63,7 +63,7 @@ RoundThread::RoundThread(transport::Messenger& messenger, const EngineOptions& o
           {question_timeout(options), options.retry_timeout},
           [this](const std::exception_ptr& error) { fail_all(error); },
           options.async ? &staleness_ : nullptr),
-      tensors_(messenger.self().rank),
+      tensors_(messenger.self().rank, options.residual_type),
       residuals_(tensors_),
       encoder_(messenger, context_.buffers, context_.notices, !rounds.in_order),
       decoder_(rounds.contributors),

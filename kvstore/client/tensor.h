@@ -19,6 +19,7 @@
 #include "compress/share_sent.h"
 #include "kvstore/client/operation.h"
 #include "kvstore/device/device_tensor.h"
+#include "kvstore/residual.h"
 #include "kvstore/runtime/pending_requests.h"
 #include "kvstore/wire/compression.h"
 #include "kvstore/wire/protocol.h"
@@ -46,9 +47,9 @@ struct Tensor {
   std::vector<std::size_t> turns;  ///< of the parts: the order to encode them in
 
   // What codecs keep from round to round.
-  std::vector<float> residual;  ///< one flat array, by element offset
-  bool has_before = false;      ///< what roll_back() needs: these, or their like on the device
-  std::vector<float> residual_before;
+  Residual residual;
+  bool has_before = false;  ///< what roll_back() needs: these, or their like on the device
+  Residual residual_before;
   std::vector<compress::UnitScale> scales_before;
   bool scales_known_before = false;
   std::vector<compress::UnitScale> scales;  ///< one per unit, agreed in the last round
@@ -124,13 +125,13 @@ struct Tensor {
   /// Whether a lossy codec has left here what that of the round in flight, which is none, sends (leftover.h).
   bool has_leftover() const { return !compression->codec->lossy() && !residual.empty(); }
   /// Where a codec keeps what it does not send; empty where there is nothing to keep.
-  std::span<float> residual_of(const Part& part) {
-    return residual.empty() ? std::span<float>() : std::span(residual).subspan(part.offset, part.count);
+  ArrayView residual_of(const Part& part) {
+    return residual.empty() ? residual.view() : residual.view().subspan(part.offset, part.count);
   }
   /// Has what is kept of it lie on the host from now on. Blocks where it lies on a device.
   void settle_on_host() {
     if (!on_device) return;
-    residual = on_device->fetch_residual();
+    residual.assign(on_device->fetch_residual());
     scales_known = false;
     on_device.reset();
   }

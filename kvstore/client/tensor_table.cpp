@@ -9,8 +9,9 @@
 
 namespace gradwire::kvstore {
 
-TensorTable::TensorTable(std::uint32_t rank)
+TensorTable::TensorTable(std::uint32_t rank, ElementType residual_type)
     : rank_(rank),
+      residual_type_(residual_type),
       compression_(
           std::make_shared<Compression>(Compression{compress::make({}), compress::ReplyKind::kSame})),
       none_of_float64_(std::make_shared<Compression>(
@@ -21,6 +22,7 @@ Tensor& TensorTable::add(KeySpec spec, std::span<const Part> parts, std::vector<
   tensor.id = tensors_.size() - 1;
   tensor.spec = std::move(spec);
   tensor.segments = std::move(segments);
+  tensor.residual = tensor.residual_before = Residual(residual_type_);
   tensor.parts.resize(parts.size());
   for (std::size_t p = 0; p < parts.size(); ++p) tensor.parts[p].part = parts[p];
   // Placement lists parts in the order of servers. Codecs and residuals want them by offset.
@@ -86,7 +88,7 @@ TensorState TensorTable::read(KeyId key) const {
   const Tensor& tensor = *tensors_[key];
   TensorState state;
   state.step = tensor.step;
-  state.residual = tensor.on_device ? tensor.on_device->fetch_residual() : tensor.residual;
+  state.residual = tensor.on_device ? tensor.on_device->fetch_residual() : tensor.residual.floats();
   // Scales that are not known are left out, so that a loaded checkpoint does not take them for agreed ones.
   if (!tensor.scales_known) return state;
   state.scales = tensor.on_device ? tensor.on_device->fetch_scales() : tensor.scales;
@@ -104,7 +106,7 @@ void TensorTable::write(KeyId key, const TensorState& state) {
   // A pull asks the servers, which have been restored too.
   tensor.value_current = tensor.is_shown = false;
   tensor.forget_weight();
-  tensor.residual = state.residual;
+  tensor.residual.assign(state.residual);
   tensor.scales = state.scales;
   tensor.restored_scales_of = state.compression;
   take_restored_scales(tensor);

@@ -24,7 +24,8 @@ struct StepSpread {
 class TensorTable {
  public:
   /// rank: the worker's. Workers encode a tensor's parts in turns, so that no server is asked by all at once.
-  explicit TensorTable(std::uint32_t rank);
+  /// residual_type: in which tensors keep their residuals.
+  explicit TensorTable(std::uint32_t rank, ElementType residual_type = ElementType::kFloat32);
 
   /// Adds the next tensor. segments: of several that travel as one, the elements of each.
   Tensor& add(KeySpec spec, std::span<const Part> parts, std::vector<std::uint32_t> segments = {});
@@ -67,6 +68,7 @@ class TensorTable {
   void take_restored_scales(Tensor& tensor);
 
   const std::uint32_t rank_;
+  const ElementType residual_type_;
   std::vector<std::unique_ptr<Tensor>> tensors_;    ///< by key; at one address while jobs work on them
   std::shared_ptr<const Compression> compression_;  // owners: this and jobs in the pool
   /// In the place of codec none, for keys of float64. Owners likewise.

@@ -13,7 +13,7 @@ TOPICS: dict[str, tuple[str, ...]] = {
         *("role", "rank", "local_rank", "num_workers", "num_servers", "scheduler", "master", "interface"),
         *("bind_host", "host_id", "server_program", "settings"),
     ),
-    "Compression": ("compression", "reply", "code_sums"),
+    "Compression": ("compression", "reply", "residual_dtype", "code_sums"),
     "Where gradients are summed": (
         *("placement", "payload_bytes", "server_hosts", "hierarchy", "replicas", "staleness_bound"),
         *("overlap_step", "device", "nccl_share_gpu"),

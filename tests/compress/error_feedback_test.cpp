@@ -304,7 +304,6 @@ TEST(ErrorFeedback, RefusesWhatCannotWork) {
   refused(1, {.momentum = kNan}, "outside [0, 1)");
   refused(1, {.nesterov = true}, "without momentum");
   refused(1, {.factor_masking = true}, "without momentum");
-  refused(1, {.residual = ResidualType::kBf16}, "nonfinite=mxnet");
   refused(1, {.residual = ResidualType::kInt8}, "a residual in int8 cannot keep NaN");
   EXPECT_THAT([] { residual_type("fp61"); },
               ThrowsMessage<std::invalid_argument>(HasSubstr("fp32, bf16, int8")));

@@ -57,6 +57,19 @@ def test_an_all_reduce_gives_what_servers_give(
     assert agreed(run_to_the_end(tmp_path, command, servers=servers), 2) == reference
 
 
+def test_residuals_in_bfloat16_change_bits_and_are_the_same_in_every_store(
+    reference: object, tmp_path: Path
+) -> None:
+    variables = {"GRADWIRE_RESIDUAL_DTYPE": "bfloat16", "GRADWIRE_PARTITION_BYTES": "256KiB"}
+    found = []
+    for store, servers in (("dist_sync", 2), ("allreduce", 0)):
+        command = python(
+            "sums_worker.py", f"store={store}", "steps=4", "sizes=large", f"codecs={';'.join(CODECS)}"
+        )
+        found.append(agreed(run_to_the_end(tmp_path, command, servers=servers, **variables), 2))
+    assert found[0] == found[1] != reference
+
+
 def test_push_and_pull_give_what_pushpull_gives(reference: object, tmp_path: Path) -> None:
     command = python("sums_worker.py", "mode=push", "steps=4", "sizes=large", f"codecs={';'.join(CODECS)}")
     assert agreed(run_to_the_end(tmp_path, command), 2) == reference

@@ -6,10 +6,12 @@ python -m torch.distributed.run --nproc-per-node 2 torch_fsdp_cases.py
 from __future__ import annotations
 
 import copy
+import os
 import pickle
 import warnings
 from collections.abc import Callable
 from typing import Any
+from unittest import mock
 
 import gradwire as gw
 import gradwire.torch
@@ -603,6 +605,17 @@ def residuals_in_bfloat16_take_half_and_lose_little() -> None:
     beyond = torch.tensor(torch.finfo(torch.float32).max)
     assert float(_rounded(beyond, torch.bfloat16)) == torch.finfo(torch.bfloat16).max
     torch.testing.assert_close(half, whole, rtol=0.02, atol=0.02 * float(whole.abs().max()))
+
+
+@case
+def the_environment_has_residuals_in_bfloat16() -> None:
+    model = nn.Linear(12, 12)
+    fully_shard(model)
+    with mock.patch.dict(os.environ, GRADWIRE_RESIDUAL_DTYPE="bfloat16"):
+        compressed = gw.torch.compress_reduce_scatter(model, "int8")
+    model(data(0)).square().sum().backward()
+    (scatter,) = compressed._scatters.values()
+    assert {residual.dtype for residual in scatter._state.residuals} == {torch.bfloat16}
 
 
 def same_residuals(one: Any, other: Any) -> bool:

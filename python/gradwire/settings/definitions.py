@@ -385,6 +385,13 @@ class Settings:
         "faults to inject for tests, such as seed=7,drop=1%,corrupt=1%,kill=worker:1@push:100; `gradwire run "
         "--faults` sets it. Default: none",
     )
+    residual_dtype: Literal["float32", "bfloat16"] = _setting(
+        _one_of("float32", "bfloat16"),
+        "float32",
+        "dtype in which a worker keeps what codecs have not sent yet (residuals); bfloat16 halves that memory. It "
+        "suits codecs of four bits and more, such as int8: with fewer, gradients below 1/512 of an element's residual "
+        "are never sent. Residuals on a GPU, except FSDP2's, and those of sparse tables and servers stay float32",
+    )
     code_sums: Literal["auto", "gather", "integers"] = _setting(
         _one_of("auto", "gather", "integers"),
         "auto",

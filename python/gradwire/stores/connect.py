@@ -187,6 +187,7 @@ def _engine_options(values: settings.Settings) -> dict[str, Any]:
         "credit_bytes": values.credit_bytes,
         "push_ahead_bytes": values.push_ahead_bytes,
         "codec_threads": values.codec_threads or default_codec_threads(),
+        "residual_dtype": values.residual_dtype,
         "code_sums": values.code_sums,
         "slow_warning": values.slow_warning,
         "slow_abort": values.slow_abort,

@@ -127,7 +127,7 @@ TEST(DenseKernels, EqualScalar) {
   });
 }
 
-/// Finite floats in bfloat16.
+/// In bfloat16.
 std::vector<std::byte> rounded(const std::vector<float>& floats) {
   std::vector<std::byte> all(2 * floats.size());
   for (std::size_t i = 0; i < floats.size(); ++i) store(bf16_from_float(floats[i]), all.data() + 2 * i);
@@ -140,7 +140,7 @@ TEST(DenseKernels, ABfloat16ResidualIsWidenedBeforeAndRoundedAfter) {
       for (std::size_t elements : {1, 3, 15, 16, 17, 33, 4099}) {
         for (bool only_finite : {false, true}) {
           const auto grad = values(elements, 1, only_finite);
-          auto residual = rounded(values(elements, 2, true));
+          auto residual = rounded(values(elements, 2, only_finite));
           std::vector<float> widened(elements);
           for (std::size_t i = 0; i < elements; ++i)
             widened[i] = float_from_bf16(load<std::uint16_t>(residual.data() + 2 * i));

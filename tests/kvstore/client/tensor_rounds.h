@@ -30,7 +30,7 @@ inline void begin(Tensor& tensor, Operation operation, const TensorTable& tensor
                                  PendingRequests::Clock::now());
   if (!tensor.current->pushes()) return;
   tensor.use(tensors.compression_in_round(tensor));
-  if (tensor.codec().lossy() && tensor.residual.empty()) tensor.residual.assign(tensor.spec.elements(), 0.0F);
+  if (tensor.codec().lossy() && tensor.residual.empty()) tensor.residual.assign_zeros(tensor.spec.elements());
   if (tensor.codec().agrees_scales()) tensor.scales.resize(tensor.unit_count());
   ++tensor.step;
 }

@@ -80,7 +80,7 @@ TEST_F(Tensors, GoOnWithACheckpointsScalesOnceTheirCodecIsSet) {
   tensors_.add({"w", {20}}, three_parts());
   tensors_.set_compression(compression("2bit"));
   agree(0);
-  tensors_[0].residual.assign(20, 0.25F);
+  tensors_[0].residual.assign(std::vector<float>(20, 0.25F));
   const TensorState saved = tensors_.read(0);
   EXPECT_EQ(saved.step, 1);
   TensorTable later(0);

@@ -8,6 +8,8 @@
 #include <map>
 #include <mutex>
 
+#include "compress/dense/dense_scalar.h"
+#include "compress/share_sent.h"
 #include "tests/kvstore/job.h"
 #include "tests/kvstore/sums.h"
 #include "transport/decorators/forwarding_messenger.h"
@@ -73,6 +75,25 @@ TEST(Engine, NeitherPartitionSizeNorServersNorThreadsChangeABit) {
   size.servers = 3;
   size.engine.shard_bound_elements = 200;
   EXPECT_EQ(results_of(size), reference) << "three servers, everything sharded";
+}
+
+TEST(Engine, NorDoTheyWithResidualsInBfloat16) {
+  JobSize size{2, 2};
+  size.engine.residual_type = ElementType::kBfloat16;
+  const auto reference = results_of(size);
+  size.engine.partition_elements = compress::kUnitElements;
+  size.engine.codec_threads = 3;
+  EXPECT_TRUE(results_of(size) == reference);
+  run_job(size, [](Engine& engine) {
+    engine.compression().set(spec("int8"), "fp32");
+    const KeyId key = engine.declare(std::vector<KeySpec>{{"w", {300}}}).front();
+    auto values = random_floats(300, engine.rank());
+    engine.push_pull(key, values, values, 0).wait();
+    const std::vector<float> residual = engine.residuals().of(key);
+    EXPECT_GT(compress::squares_of({}, residual), 0);
+    for (const float kept : residual)
+      EXPECT_EQ(kept, compress::dense::float_from_bf16(compress::dense::bf16_from_float(kept)));
+  });
 }
 
 TEST(Engine, SlotsExchangeEveryStep) {

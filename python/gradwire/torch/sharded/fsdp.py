@@ -40,6 +40,7 @@ import torch.distributed as dist
 from torch.distributed.fsdp import FSDPModule
 
 from gradwire.kv import KVStore
+from gradwire.settings import definitions as settings
 from gradwire.torch import session
 from gradwire.torch.checkpoint import require_alone
 from gradwire.torch.codecs import adam_warning
@@ -61,7 +62,7 @@ def compress_reduce_scatter(
     *,
     grad_scaler: Any = None,
     on_nonfinite: OnNonfinite = "warn",
-    residual_dtype: torch.dtype = torch.float32,
+    residual_dtype: torch.dtype | None = None,
 ) -> ReduceScatters:
     """Compresses the gradients of every FSDP module in a model. A collective of the group, after fully_shard().
 
@@ -82,7 +83,7 @@ def compress_reduce_scatter(
         on_nonfinite: what to do if any rank meets a NaN or an infinity: "warn", or "ignore": no warning. "skip_step":
             the script does not take the step, so the residuals of all modules are restored. Default: "warn".
         residual_dtype: torch.float32, or torch.bfloat16: half the memory. What is below 1/512 of a residual is then
-            lost. Default: torch.float32.
+            lost. Default: that of GRADWIRE_RESIDUAL_DTYPE, which is float32 unless it is set.
 
     Returns: an object with what was saved, stats(), and with the state that checkpoints of this rank need: state_dict()
         and load_state_dict().
@@ -102,22 +103,22 @@ def compress_reduce_scatter(
             f"{_WHO}: process_group is a {type(process_group).__name__}, expected a torch.distributed.ProcessGroup"
         )
     wanted = session.chosen(codec)
-    spec, scaler, failure = "", None, None
+    spec, kept_in, scaler, failure = "", torch.float32, None, None
     try:
         spec = session.parse_compression(wanted).spec
         require_on_nonfinite("compress_reduce_scatter", on_nonfinite)
-        _require_residual_dtype(residual_dtype)
+        kept_in = _residual_dtype(residual_dtype)
         scaler = enabled_scaler(grad_scaler)
     except (TypeError, ValueError) as error:  # the other ranks must hear of it
         failure = error
     group = process_group or dist.group.WORLD
     assert group is not None  # or no module could be sharded
-    options = ScatterOptions(scaler, on_nonfinite, residual_dtype)
+    options = ScatterOptions(scaler, on_nonfinite, kept_in)
     told = {
         "codec": wanted,
         "grad_scaler": scaler is not None,
         "on_nonfinite": on_nonfinite,
-        "residual_dtype": residual_dtype,
+        "residual_dtype": kept_in,
     }
     require_alike(_WHO, [group], told, failure)
     store = store_of(process_group)
@@ -132,9 +133,12 @@ def compress_reduce_scatter(
     return ReduceScatters(store, scatters)
 
 
-def _require_residual_dtype(dtype: Any) -> None:
-    if dtype not in (torch.float32, torch.bfloat16):
-        raise ValueError(f"{_WHO}: residual_dtype={dtype!r}: expected torch.float32 or torch.bfloat16")
+def _residual_dtype(wanted: Any) -> torch.dtype:
+    if wanted is None:
+        wanted = getattr(torch, settings.read().residual_dtype)
+    if wanted not in (torch.float32, torch.bfloat16):
+        raise ValueError(f"{_WHO}: residual_dtype={wanted!r}: expected torch.float32 or torch.bfloat16")
+    return wanted  # type: ignore[no-any-return]
 
 
 def _is_compressed(module: FSDPModule) -> bool:
