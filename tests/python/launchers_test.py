@@ -141,6 +141,7 @@ def test_only_what_a_job_needs_goes_to_other_hosts() -> None:
     given = {
         "GRADWIRE_RANK": "1",
         "DMLC_ROLE": "worker",
+        "GLOO_SOCKET_IFNAME": "eth1",
         "PATH": "/p",
         "HOME": "/h",
         "SECRET": "s",
@@ -149,6 +150,7 @@ def test_only_what_a_job_needs_goes_to_other_hosts() -> None:
     assert forwarded(given, {"MINE"}) == {
         "GRADWIRE_RANK": "1",
         "DMLC_ROLE": "worker",
+        "GLOO_SOCKET_IFNAME": "eth1",
         "PATH": "/p",
         "MINE": "m",
     }

@@ -40,7 +40,7 @@ _FORWARDED = (
     *("MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"),
 )
 _FORWARDED_PREFIXES = (
-    *("GRADWIRE_", "DMLC_", "MXNET_", "BYTEPS_", "PS_", "NCCL_", "PYTHON"),
+    *("GRADWIRE_", "DMLC_", "MXNET_", "BYTEPS_", "PS_", "NCCL_", "GLOO_", "PYTHON"),
     *("OMP_", "OPENBLAS_", "MKL_"),
 )
 # What says which host this one is, and is wrong on any other.
