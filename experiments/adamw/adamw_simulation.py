@@ -112,8 +112,15 @@ class Exchange:
         recipe = self._recipe
         if recipe.codec.startswith("levels:"):
             return OfLevels(Levels.parse(recipe.codec), elements, key, self._workers, decay=recipe.decay)
-        feedback = recipe.feedback == "on"
-        return OfCodec(recipe.codec, elements, key, self._workers, decay=recipe.decay, feedback=feedback)
+        return OfCodec(
+            recipe.codec,
+            elements,
+            key,
+            self._workers,
+            decay=recipe.decay,
+            feedback=recipe.feedback == "on",
+            rounds=recipe.residuals == "bfloat16",
+        )
 
     def mean(self, given: Floats, step: int) -> Floats:
         """given: (workers, elements)."""

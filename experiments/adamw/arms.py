@@ -18,6 +18,9 @@ TUNED = ("none", "int8", "nf4", "nf2", "2bit")
 RATES = (0.5, 1.0, 2.0)
 TUNED_TASKS = ("char_lm_micro", "vit", "char_lm_tiny")
 _TUNED_SEEDS = 3
+# With several seeds: residuals in bfloat16, beside those in float32.
+ROUNDED = ("int8", "nf4", "nf2", "2bit")
+ROUNDED_TASKS = ("char_lm_micro", "vit", "char_lm_tiny")
 _SEEDS = 5
 # With one seed: what every codec does.
 _CODECS = (
@@ -47,6 +50,11 @@ def tuned_arm(codec: str, rate: float) -> str:
     return codec if rate == 1 else f"{codec};lr={rate:g}"
 
 
+def rounded_arm(codec: str) -> str:
+    """Names the arm of a codec with residuals in bfloat16."""
+    return f"{codec};residuals=bfloat16"
+
+
 def planned(seeds: int | None = None) -> list[tuple[str, str, int]]:
     """Returns task, arm and seed of every run of the page, seed 0 of everything before seed 1 of anything.
 
@@ -58,6 +66,7 @@ def planned(seeds: int | None = None) -> list[tuple[str, str, int]]:
         runs += [(task, arm, seed) for task in TASKS for arm in (*PAIRED, *SHORTER)]
         runs += [(LONG, arm, seed) for arm in _LONGER if seed < _LONG_SEEDS]
         runs += [(task, muon_arm(codec, task), seed) for task in MUON for codec in WITH_MUON]
+        runs += [(task, rounded_arm(codec), seed) for task in ROUNDED_TASKS for codec in ROUNDED]
         if seed < _TUNED_SEEDS:
             arms = [tuned_arm(codec, rate) for codec in TUNED for rate in RATES]
             runs += [(task, arm, seed) for task in TUNED_TASKS for arm in arms]

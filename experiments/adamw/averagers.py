@@ -36,12 +36,22 @@ class OfCodec:
     """A codec of gradwire, with the residuals of workers and server, and the scales that all have agreed on."""
 
     def __init__(
-        self, spec: str, elements: int, key: int, workers: int, *, decay: float = 1.0, feedback: bool = True
+        self,
+        spec: str,
+        elements: int,
+        key: int,
+        workers: int,
+        *,
+        decay: float = 1.0,
+        feedback: bool = True,
+        rounds: bool = False,
     ) -> None:
+        """rounds: the workers' residuals are kept in bfloat16."""
         chosen = parse_compression(spec)
         self.bits = 0.0
         self._codec = compress.make(chosen.spec)
         self._reply, self._key, self._decay = chosen.reply, key, np.float32(decay)
+        self._rounds = rounds
         keeps = self._codec.lossy and feedback
         self._residuals = [np.zeros(elements, np.float32) if keeps else None for _ in range(workers)]
         self._of_server = (
@@ -63,6 +73,10 @@ class OfCodec:
             codec.encode(own, residual=kept, scales=self._scales, key=self._key, rank=rank, step=step)
             for rank, (own, kept) in enumerate(zip(given, self._residuals, strict=True))
         ]
+        if self._rounds:
+            for kept in self._residuals:
+                if kept is not None:
+                    kept[:] = torch.from_numpy(kept).bfloat16().float().numpy()
         reply = codec.encode_reply(payloads, elements, reply=self._reply, residual=self._of_server)
         total, self._scales = codec.decode_reply(reply, len(given), elements, reply=self._reply)
         self.bits += 8.0 * (payloads[0].nbytes + reply.nbytes)

@@ -7,7 +7,22 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from arms import BASE, LONG, MUON, PAIRED, RATES, TASKS, TUNED, TUNED_TASKS, WITH_MUON, muon_arm, tuned_arm
+from arms import (
+    BASE,
+    LONG,
+    MUON,
+    PAIRED,
+    RATES,
+    ROUNDED,
+    ROUNDED_TASKS,
+    TASKS,
+    TUNED,
+    TUNED_TASKS,
+    WITH_MUON,
+    muon_arm,
+    rounded_arm,
+    tuned_arm,
+)
 from gradwire.report.paired_statistics import paired_difference
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
@@ -37,6 +52,7 @@ def table(rows: Sequence[Row], task: str) -> str:
     With two seeds or more they have Student's 95 % interval.
     """
     others = {tuned_arm(codec, rate) for codec in TUNED for rate in RATES} - set(TUNED)
+    others |= {rounded_arm(codec) for codec in ROUNDED}
     own = [row for row in rows if row.task == task and "optimizer=" not in row.arm and row.arm not in others]
     lines = []
     for arm in dict.fromkeys(row.arm for row in own):
@@ -72,6 +88,13 @@ def muon(rows: Sequence[Row]) -> str:
         return _nats(base) if codec == BASE and base else _percent(losses, base)
 
     return _by_task(WITH_MUON, MUON, cell)
+
+
+def rounded(rows: Sequence[Row]) -> str:
+    """Returns a table of codecs whose residuals are in bfloat16, behind the same codec with them in float32."""
+    return _by_task(
+        ROUNDED, ROUNDED_TASKS, lambda arm, task: _percent(*_paired(rows, task, rounded_arm(arm), arm))
+    )
 
 
 def tuned(rows: Sequence[Row]) -> str:
@@ -138,7 +161,12 @@ def fill(rows: Sequence[Row], file: Path = README) -> None:
     Raises: ValueError: the file lacks a mark.
     """
     sections = {name: table(rows, name) for name in (*TASKS, LONG)}
-    sections |= {"answer": answer(rows), "muon": muon(rows), "tuned": tuned(rows)}
+    sections |= {
+        "answer": answer(rows),
+        "muon": muon(rows),
+        "rounded": rounded(rows),
+        "tuned": tuned(rows),
+    }
     shown = ("none", "int4", "nf4", "nf2", "2bit", "2bit;warm_up=40;first=int4", "2bit;whiten=rows+columns")
     sections["curves"] = curves(rows, "char_lm_micro", shown)
     for name, text in sections.items():

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from gradwire import compress
 from gradwire.torch.codecs.row_column_scales import RowColumnScales
 from numpy.testing import assert_allclose, assert_array_equal
 from oracle import block as oracle
@@ -213,9 +214,21 @@ def test_a_codec_in_the_warm_up_hands_on_what_it_has_not_sent(modules: dict[str,
     assert np.any(after._residuals[0])
 
 
+def test_residuals_in_bfloat16_are_those_of_error_feedback(modules: dict[str, ModuleType]) -> None:
+    codec = compress.make("int8")
+    feedback = compress.ErrorFeedback(codec, 500, residual="bf16")
+    rounded = modules["averagers"].OfCodec("int8", 500, 0, 1, rounds=True)
+    for step in range(4):
+        given = np.random.default_rng(step).standard_normal(500, np.float32)
+        feedback.encode(given)
+        rounded.mean([given], step)
+        assert_array_equal(rounded._residuals[0], feedback.residual)
+
+
 @pytest.mark.parametrize(
     ("arm", "text"),
     [
+        ("levels:count=4;residuals=bfloat16", "need a codec of gradwire"),
         ("2bit;rate=1", "expected name=value with one of m, v"),
         ("2bit;warm_up=x", "expected a number"),
         ("2bit;v=squared", "expected one of mean, exact"),

@@ -389,8 +389,9 @@ class Settings:
         _one_of("float32", "bfloat16"),
         "float32",
         "dtype in which a worker keeps what codecs have not sent yet (residuals); bfloat16 halves that memory. It "
-        "suits codecs of four bits and more, such as int8: with fewer, gradients below 1/512 of an element's residual "
-        "are never sent. Residuals on a GPU, except FSDP2's, and those of sparse tables and servers stay float32",
+        "suits codecs of four bits and more, such as int8; with fewer, gradients that stay below 1/512 of an element's "
+        "residual are never sent. Residuals on a GPU, except FSDP2's, and those of sparse tables and servers stay "
+        "float32",
     )
     code_sums: Literal["auto", "gather", "integers"] = _setting(
         _one_of("auto", "gather", "integers"),
