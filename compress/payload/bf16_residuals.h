@@ -1,6 +1,6 @@
 // Bf16Residuals is an ability of a codec that can keep a residual in bfloat16 within its own pass, which
-// halves the residual's memory traffic. ErrorFeedback and a store's pushes use it. For other codecs they widen
-// and round the residual in passes of their own.
+// halves the residual's memory traffic. ErrorFeedback and a store's pushes use it. For other codecs they
+// widen and round the residual in passes of their own.
 //
 // Threading and lifetime: as Codec.
 #pragma once

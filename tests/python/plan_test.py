@@ -232,7 +232,7 @@ def test_exact_replies_grow_with_the_workers() -> None:
 
 
 def test_the_calibration_is_made_from_the_committed_bench() -> None:
-    rows = json.loads((ROOT / "experiments/codec_speed/results.json").read_text())
+    rows = json.loads((ROOT / "experiments/schedule_bound/codec_speeds.json").read_text())
     assert COSTS.codecs == calibration.of_bench(rows)
     row = next(r for r in rows if (r["codec"], r["op"], r["ways"]) == ("fp16", "decode_sum", 8))
     speed = COSTS.speed("fp16")

@@ -138,8 +138,7 @@ TEST_P(Pushes, AreShortenedWhereThatIsAllowed) {
 }
 
 TEST_P(Pushes, OfAnyCodecLeaveANaNInTheResidualAlone) {
-  for (const char* codec :
-       {"2bit:threshold=0.5,nonfinite=mxnet", "2bit:threshold=0.5", "int8", "fp16"}) {
+  for (const char* codec : {"2bit:threshold=0.5,nonfinite=mxnet", "2bit:threshold=0.5", "int8", "fp16"}) {
     Tensor& tensor = push(codec);
     std::vector<float> residual(20, 0.25F);
     residual[9] = std::numeric_limits<float>::quiet_NaN();
