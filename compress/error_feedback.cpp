@@ -40,7 +40,7 @@ void validate(const Codec& codec, std::size_t elements, const ErrorFeedbackOptio
           "momentum=" + std::to_string(options.momentum) + " is outside [0, 1)");
   require(options.momentum > 0 || !(options.nesterov || options.factor_masking), codec,
           "nesterov or factor masking without momentum; give a momentum above 0, or leave them out");
-  // It would take its scale from an infinity.
+  // An int8 residual would take the scale of a block from an infinity.
   require(options.residual != ResidualType::kInt8 || !keeps_nonfinite(codec), codec,
           "a residual in int8 cannot keep NaN as nonfinite=mxnet does; use residual fp32 or bf16, or "
           "nonfinite=skip");

@@ -130,8 +130,7 @@ class Bench:
         if self._codec.lossy:
             residual = np.zeros(self.plan.elements, dtype=np.float32)
             rows.append(Operation("encode", "fp32", 1, 12 + payload, self._each(self._encoder(residual))))
-            if "nonfinite=mxnet" not in self.codec.spec:  # which bfloat16 cannot keep
-                rows.append(Operation("encode", "bf16", 1, 8 + payload, self._each(self._encode_bf16)))
+            rows.append(Operation("encode", "bf16", 1, 8 + payload, self._each(self._encode_bf16)))
         rows.append(Operation("decode", "none", 1, 4 + payload, self._each(self._decode)))
         for ways in (2, _WAYS):
             moved = 4 + ways * payload

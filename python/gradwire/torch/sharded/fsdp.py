@@ -16,7 +16,8 @@ largest value is sent, with a warning. If a step has several backward() calls th
 calls are kept. A backward() that raises an error is over.
 
 A residual is as large as the whole model on every rank, since a rank encodes all shards of its gradients: 4 bytes for
-each parameter, or 2 with residual_dtype=torch.bfloat16; twice that where residuals are restored after a NaN.
+each parameter, or 2 with residual_dtype=torch.bfloat16 or
+GRADWIRE_RESIDUAL_DTYPE=bfloat16; twice that where residuals are restored after a NaN.
 
 For a checkpoint, save `compressed.state_dict()` on each rank beside model and optimizer. Or save all of a job with
 gradwire.torch.save_checkpoint(), or with torch.distributed.checkpoint, which accepts `compressed` as it is.
