@@ -24,19 +24,20 @@ HERE = Path(__file__).resolve().parent
 MILLIONS = (16, 48)
 LAYER = 1024 * 1024  # parameters
 CODECS = ("none", "fp16", "int8", "nf4", "2bit")
-WITH_BFLOAT16 = (*CODECS, "int8 bfloat16")  # residuals'
-OF_BFLOAT16 = ("plain", "none", "int8", "int8 bfloat16", "2bit")  # the model's
+# A codec with " bfloat16" keeps its residuals in that.
+WITH_ROUNDED = (*CODECS, "int8 bfloat16")
+OF_BFLOAT16_MODELS = ("plain", "none", "int8", "int8 bfloat16", "2bit")
 # Front end, codec ("plain": without gradwire), servers.
 ARMS = (
     ("ddp", "plain", 0),
-    *(("ddp", codec, 0) for codec in WITH_BFLOAT16),
+    *(("ddp", codec, 0) for codec in WITH_ROUNDED),
     ("optimizer", "plain", 0),
-    *(("optimizer", codec, 0) for codec in WITH_BFLOAT16),
-    *(("optimizer", codec, 2) for codec in WITH_BFLOAT16),
+    *(("optimizer", codec, 0) for codec in WITH_ROUNDED),
+    *(("optimizer", codec, 2) for codec in WITH_ROUNDED),
     ("fsdp2", "plain", 0),
-    *(("fsdp2", codec, 0) for codec in WITH_BFLOAT16),
-    *(("ddp bfloat16", codec, 0) for codec in OF_BFLOAT16),
-    *(("optimizer bfloat16", codec, 0) for codec in OF_BFLOAT16),
+    *(("fsdp2", codec, 0) for codec in WITH_ROUNDED),
+    *(("ddp bfloat16", codec, 0) for codec in OF_BFLOAT16_MODELS),
+    *(("optimizer bfloat16", codec, 0) for codec in OF_BFLOAT16_MODELS),
 )
 NAMES = {
     "ddp": "DDP and its hook",
