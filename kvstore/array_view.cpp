@@ -9,14 +9,6 @@
 
 namespace gradwire::kvstore {
 
-namespace {
-
-compress::dense::Format format_of(ElementType half) {
-  return half == ElementType::kFloat16 ? compress::dense::Format::kF16 : compress::dense::Format::kBf16;
-}
-
-}  // namespace
-
 std::string_view name_of(ElementType type) {
   switch (type) {
     case ElementType::kFloat64:
@@ -37,6 +29,10 @@ ElementType float_type(std::string_view name) {
   }
   throw std::invalid_argument(
       fmt::format("dtype \"{}\" is unknown; expected float32, float64, float16 or bfloat16", name));
+}
+
+compress::dense::Format format_of(ElementType half) {
+  return half == ElementType::kFloat16 ? compress::dense::Format::kF16 : compress::dense::Format::kBf16;
 }
 
 void copy_as_floats(ConstArrayView from, std::span<float> to) {

@@ -11,6 +11,7 @@
 #include <string_view>
 #include <type_traits>
 
+#include "compress/dense/dense_scalar.h"
 #include "transport/collective.h"
 
 namespace gradwire::kvstore {
@@ -21,6 +22,8 @@ using transport::ElementType;
 std::string_view name_of(ElementType type);
 /// The type of such a name. Throws std::invalid_argument.
 ElementType float_type(std::string_view name);
+/// How codecs name a type of 16 bits.
+compress::dense::Format format_of(ElementType half);
 
 /// Byte: std::byte, or const std::byte where the run is only read. Its type is one of floats.
 template <typename Byte>

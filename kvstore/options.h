@@ -56,8 +56,8 @@ struct EngineOptions {
   /// more.
   std::uint64_t push_ahead_bytes = std::uint64_t{256} << 20;
   unsigned codec_threads = 1;
-  /// How residuals are kept on the host: kFloat32, or kBfloat16, half the memory. On a device, and in tables
-  /// of rows, they are of float32; one that moves between device and host is rounded.
+  /// How residuals are kept, on the host and on devices: kFloat32, or kBfloat16, half the memory. In tables
+  /// of rows they are of float32.
   ElementType residual_type = ElementType::kFloat32;
   CodeSums code_sums = CodeSums::kFewestBits;      ///< placement native: how a library sums codes
   std::chrono::milliseconds slow_warning{60'000};  ///< a notice names what is awaited

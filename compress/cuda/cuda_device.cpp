@@ -9,6 +9,7 @@
 #include "compress/cuda/cuda_codec.h"
 #include "compress/cuda/cuda_devices.h"
 #include "compress/cuda/cuda_error.h"
+#include "compress/cuda/cuda_halves.h"
 
 namespace gradwire::compress {
 namespace {
@@ -85,6 +86,21 @@ class CudaDevice final : public Device {
 
   void zero(void* at, std::size_t bytes, const DeviceStream& stream) const override {
     expect_cuda(cudaMemsetAsync(at, 0, bytes, stream_of(stream)), "enqueue zeroing");
+  }
+
+  void floats_from_halves(dense::Format format, const std::byte* halves, std::span<float> out,
+                          const DeviceStream& stream) const override {
+    cuda_floats_from_halves(stream, format, halves, out);
+  }
+
+  void halves_from_floats(dense::Format format, std::span<const float> values, std::byte* out,
+                          const DeviceStream& stream) const override {
+    cuda_halves_from_floats(stream, format, values, out);
+  }
+
+  void bf16_from_residuals(std::span<const float> values, std::byte* out,
+                           const DeviceStream& stream) const override {
+    cuda_bf16_from_residuals(stream, values, out);
   }
 
   void then(const DeviceStream& stream, Next next) const override {

@@ -39,8 +39,7 @@ void halves_from_floats(Format format, std::span<const float> values, std::span<
 }
 
 void bf16_from_residuals(std::span<const float> values, std::span<std::byte> out) noexcept {
-  round(Format::kBf16, values, out,
-        [](float value) { return is_finite(value) ? bf16_from_float(value) : ieee_bf16_from_float(value); });
+  round(Format::kBf16, values, out, bf16_from_residual);
 }
 
 }  // namespace gradwire::compress::dense

@@ -12,9 +12,11 @@
 #include <exception>
 #include <functional>
 #include <memory>
+#include <span>
 #include <string>
 
 #include "compress/codec.h"
+#include "compress/dense/dense_scalar.h"
 #include "compress/device/device_codec.h"
 
 namespace gradwire::compress {
@@ -54,6 +56,16 @@ class Device {
   /// block.
   virtual void copy(const void* from, void* to, std::size_t bytes, const DeviceStream& stream) const = 0;
   virtual void zero(void* at, std::size_t bytes, const DeviceStream& stream) const = 0;
+
+  // Within the device, as the functions of these names in dense/halves.h.
+
+  virtual void floats_from_halves(dense::Format format, const std::byte* halves, std::span<float> out,
+                                  const DeviceStream& stream) const = 0;
+  virtual void halves_from_floats(dense::Format format, std::span<const float> values, std::byte* out,
+                                  const DeviceStream& stream) const = 0;
+  virtual void bf16_from_residuals(std::span<const float> values, std::byte* out,
+                                   const DeviceStream& stream) const = 0;
+
   /// Calls next once the stream has passed what it was given so far.
   virtual void then(const DeviceStream& stream, Next next) const = 0;
   /// Blocks until the stream has passed everything, next() of then() included; throws what went wrong.

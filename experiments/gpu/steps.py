@@ -223,12 +223,19 @@ def store_rows(machine: Machine) -> Iterator[Row]:
     codecs = ("none", "2bit:threshold=auto") if machine.is_rehearsal else STORE_CODECS
     sizes = ("1",) if machine.is_rehearsal else ("1", "16", "64")
     megabytes = " ".join(f"--megabytes {size}" for size in sizes)
-    for store in ("allreduce",) if machine.is_rehearsal else ("dist_sync", "allreduce"):
-        ended = machine.run(_job(machine, 2, store, "store_rounds.py", megabytes, codecs))
+    runs = [("allreduce", "bfloat16", 2), ("device", "float32", 1)]
+    if not machine.is_rehearsal:
+        runs = [("dist_sync", "float32", 2), ("allreduce", "float32", 2), *runs]
+    for store, residuals, ranks in runs:
+        ended = machine.run(
+            _job(machine, ranks, store, "store_rounds.py", megabytes, codecs),
+            environment={"GRADWIRE_RESIDUAL_DTYPE": residuals},
+        )
         records = _records(ended, "STORE")
+        name = f"{store}, residuals in {residuals}"
         if ended.code != 0 or len(records) < len(codecs):
             done = f"{len(records)} of {len(codecs)} codecs, exit status {ended.code}: {ended.last_words}"
-            yield Row(store, done, "failed")
+            yield Row(name, done, "failed")
         if not records:
             continue
         other = [record["codec"] for record in records if not record["same_bits"]]
@@ -238,14 +245,14 @@ def store_rows(machine: Machine) -> Iterator[Row]:
             else f"{len(records)} codecs: the bits of CPU tensors"
         )
         yield Row(
-            f"{store}, {machine.device} tensors", found, "failed" if other else "ok", {"records": records}
+            f"{name}, {machine.device} tensors", found, "failed" if other else "ok", {"records": records}
         )
         if not machine.is_rehearsal:
             more = [r["codec"] for r in records if r["bytes_from_device"] > 1.01 * r["bytes_encoded"] + 4096]
             found = f"more than payloads with {', '.join(more)}" if more else "payloads alone"
-            yield Row(f"{store}, what left the device", found, "failed" if more else "ok")
+            yield Row(f"{name}, what left the device", found, "failed" if more else "ok")
         times = ", ".join(f"{r['codec'].removeprefix('2bit:')} {r['ms_a_round'][sizes[-1]]}" for r in records)
-        yield Row(f"{store}, ms a round of {sizes[-1]} MB", times)
+        yield Row(f"{name}, ms a round of {sizes[-1]} MB", times)
 
 
 # 6. Front ends.
@@ -454,7 +461,7 @@ STEPS = (
     Step("cpp", "C++ tests that need a device", 30, cpp_rows),
     Step("sanitizer", "compute-sanitizer over every twin", 20, sanitizer_rows),
     Step("codecs", "the twins beside the device's own copy", 25, codec_rows),
-    Step("stores", "stores with tensors of the device", 55, store_rows, shares_gpu=True),
+    Step("stores", "stores with tensors of the device", 70, store_rows, shares_gpu=True),
     Step("front-ends", "training through every front end", 75, front_end_rows, shares_gpu=True),
     Step("nccl", "ranks of NCCL that share a GPU", 80, nccl_rows, shares_gpu=True),
     Step("transformer", "124 M parameters, 10 Gbit", 130, transformer_rows("10gbit", ARMS), shares_gpu=True),

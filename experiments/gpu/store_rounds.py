@@ -1,4 +1,5 @@
-"""One worker of a store: the same gradients as tensors of the CPU and of a device, codec by codec, then timed rounds.
+"""One worker of a store: the same gradients as tensors of the CPU and of a device, codec by codec, in float32 and
+bfloat16, then timed rounds in float32.
 
     gradwire run -n 2 -s 2 python experiments/gpu/store_rounds.py --store dist_sync --device cuda --codec none
 
@@ -19,27 +20,32 @@ from typing import Any
 import gradwire
 import torch
 
+DTYPES = (torch.float32, torch.bfloat16)
 SHAPES = {"one": (1,), "several": (130_001,), "matrix": (1100, 1000), "unit": (65_536,)}
 STEPS = 5
 ROUNDS = 7
 
 
 def bits(tensor: torch.Tensor) -> bytes:
-    return tensor.cpu().numpy().tobytes()
+    return tensor.cpu().reshape(-1).view(torch.uint8).numpy().tobytes()
 
 
 def rounds(store: Any, prefix: str, device: torch.device) -> list[bytes]:
-    """Pushes and pulls STEPS rounds of each shape and returns the bits of every sum."""
+    """Pushes and pulls STEPS rounds of each dtype and shape and returns the bits of every sum."""
     random = torch.Generator().manual_seed(1000 + store.rank)
-    for name, shape in SHAPES.items():
-        store.init(f"{prefix}/{name}", torch.zeros(shape, device=device))
     received = []
-    for _ in range(STEPS):
-        for name, shape in SHAPES.items():
-            gradient = (torch.randn(shape, generator=random) * 0.6).to(device)
-            out = torch.zeros(shape, device=device)
-            store.pushpull(f"{prefix}/{name}", gradient, out=out)
-            received.append(bits(out))
+    for dtype in DTYPES:
+        names = {f"{prefix}/{dtype}/{name}": shape for name, shape in SHAPES.items()}
+        for name, shape in names.items():
+            store.init(name, torch.zeros(shape, device=device))
+        for _ in range(STEPS):
+            for name, shape in names.items():
+                gradient = (torch.randn(shape, generator=random) * 0.6).to(device, dtype)
+                out = torch.zeros(shape, device=device, dtype=dtype)
+                # Where one worker has several devices, each gives a value.
+                given = gradient if store.num_workers > 1 else [gradient, gradient / 3, -gradient]
+                store.pushpull(name, given, out=out)
+                received.append(bits(out))
     return received
 
 

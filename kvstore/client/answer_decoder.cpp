@@ -34,10 +34,7 @@ void AnswerDecoder::decode(Tensor& tensor, std::size_t index, const Frame& answe
   const FrameHeader& header = answer.header;
   const Part& part = tensor.parts[index].part;
   const Operation& operation = *tensor.current;
-  // Where pushes are applied at once, a push has no memory for an answer. A server must not make this worker
-  // write to it.
-  if (operation.out.size() < part.offset + part.count)
-    throw compress::DecodeError("answer: values for a push that asked for none");
+  expect_room(operation, part);
   const ArrayView out = operation.out.subspan(part.offset, part.count);
   if (out.is_float32()) {
     decode_floats(tensor, index, answer, static_cast<float>(operation.scale), out.floats());
@@ -64,6 +61,13 @@ void AnswerDecoder::decode(Tensor& tensor, std::size_t index, const Frame& answe
   decode_floats(tensor, index, answer, 1, floats);
   std::ranges::transform(floats, out.doubles().begin(),
                          [scale = operation.scale](float value) { return value * scale; });
+}
+
+void AnswerDecoder::expect_room(const Operation& operation, const Part& part) {
+  // On a device a bucket's answer has memory of the tensor's, and goes to the slots from there.
+  if (operation.works_on_device() && !operation.scatter.empty()) return;
+  if (operation.out.size() < part.offset + part.count)
+    throw compress::DecodeError("answer: values for a push that asked for none");
 }
 
 std::uint32_t AnswerDecoder::ways_of(const FrameHeader& reply) const {

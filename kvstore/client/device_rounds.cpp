@@ -69,14 +69,13 @@ void DeviceRounds::submit(Tensor& tensor, DeviceLink& link, DeviceLink::Way way,
 void DeviceRounds::stage(Operation& operation) {
   DeviceOperation& there = *operation.device;
   try {
-    there.staged = there.link->allocate_floats(operation.in.size());
-    const std::span<float> staged(there.staged.get(), operation.in.size());
+    there.staged = there.link->take_memory(operation.in.bytes().size());
     DeviceLink::Batch batch(*there.link, DeviceLink::Way::kToHost);
     batch.wait_for(there.marks);
-    batch.copy(operation.in.floats(), staged);
+    batch.copy(operation.in.bytes(), there.staged.bytes());
     // The operation reads the copy from now on. `taken` says when the copy is there, and the caller's memory
     // free.
-    operation.in = staged;
+    operation.in = {operation.in.type(), there.staged.bytes()};
     batch.then([this, taken = operation.taken](std::exception_ptr error) {
       error ? context_.fail(error) : taken.succeed();
     });
@@ -99,9 +98,10 @@ bool DeviceRounds::settle_there(Tensor& tensor) {
     // From another device the residual goes by way of the host.
     tensor.settle_on_host();
     tensor.scales_known = false;  // what the tensor agreed elsewhere
-    tensor.on_device = std::make_unique<DeviceTensor>(link, tensor.spec.elements());
+    tensor.on_device =
+        std::make_unique<DeviceTensor>(link, tensor.spec.elements(), context_.options.residual_type);
   }
-  tensor.on_device->prepare(tensor.codec(), tensor.unit_count(), tensor.residual.floats());
+  tensor.on_device->prepare(tensor.codec(), tensor.unit_count(), tensor.residual.view());
   tensor.residual.clear();
   return true;
 }
@@ -118,8 +118,8 @@ void DeviceRounds::land(Tensor& tensor, Next next) {
   DeviceOperation& there = *operation.device;
   there.landing = there.link->take_pinned(tensor.spec.elements() * sizeof(float));
   // The operation's own spans show the landing from here on, so that the host's code finds its floats there.
-  there.in = operation.in.floats();
-  there.out = operation.out.floats();
+  there.in = operation.in;
+  there.out = operation.out;
   const std::span<float> here = floats_of(there.landing);
   operation.in = here;
   // The sum of a push stays on the host: a pull brings it where it is wanted.
@@ -127,11 +127,10 @@ void DeviceRounds::land(Tensor& tensor, Next next) {
   if (there.lands) operation.out = here;
   if (operation.verb == Operation::Verb::kPull) return;
   const auto fetch = [&operation, here](DeviceLink::Batch& batch) {
-    if (operation.scatter.empty())
-      return batch.cross(operation.device->in.data(), here.data(), here.size_bytes());
+    if (operation.scatter.empty()) return batch.fetch(operation.device->in, here);
     std::size_t at = 0;
     for (const ArrayView piece : operation.scatter) {
-      batch.cross(piece.floats().data(), here.data() + at, piece.bytes().size());
+      batch.fetch(piece, here.subspan(at, piece.size()));
       at += piece.size();
     }
   };
@@ -144,11 +143,10 @@ void DeviceRounds::lift(Tensor& tensor, Next next) {
   operation.device->lands = false;
   const auto bring = [&operation](DeviceLink::Batch& batch) {
     const std::span<const float> here = operation.out.floats();
-    if (operation.scatter.empty())
-      return batch.cross(here.data(), operation.device->out.data(), here.size_bytes());
+    if (operation.scatter.empty()) return batch.bring(here, operation.device->out);
     std::size_t at = 0;
     for (const ArrayView piece : operation.scatter) {
-      batch.cross(here.data() + at, piece.floats().data(), piece.bytes().size());
+      batch.bring(here.subspan(at, piece.size()), piece);
       at += piece.size();
     }
   };
@@ -163,9 +161,10 @@ void DeviceRounds::copy_value(Tensor& tensor, Next next) {
   DeviceLink& link = operation.device ? *operation.device->link : tensor.on_device->link();
   const auto way = operation.device ? DeviceLink::Way::kToDevice : DeviceLink::Way::kToHost;
   // Within one device, memory is copied without crossing the bus, and does not count as traffic.
-  const bool crosses = from_device != operation.device.has_value();
-  const auto copy = [value, out = operation.out.floats(), crosses](DeviceLink::Batch& batch) {
-    crosses ? batch.cross(value.data(), out.data(), value.size_bytes()) : batch.copy(value, out);
+  const auto copy = [value, out = operation.out, from_device,
+                     to_device = operation.device.has_value()](DeviceLink::Batch& batch) {
+    if (!to_device) return batch.fetch(value, out.floats());
+    from_device ? batch.copy_floats(value, out) : batch.bring(value, out);
   };
   submit(tensor, link, way, copy, std::move(next));
 }
@@ -188,7 +187,7 @@ void DeviceRounds::encode(Tensor& tensor, std::size_t index, Encoded next) {
     try {
       DeviceRound round = tensor.device_round();
       round.position = encoder_.position_of(tensor);
-      tensor.on_device->encode(round, tensor.parts[index].part, operation.in.floats(), operation.scatter,
+      tensor.on_device->encode(round, tensor.parts[index].part, operation.in, operation.scatter,
                                operation.device->marks, arrived);
     } catch (...) {
       // The same way as a payload, so that the job ends once.
@@ -235,6 +234,7 @@ void DeviceRounds::decode(Tensor& tensor, std::size_t index, const Frame& answer
   DeviceAnswer reply{answer.payload.bytes(), 0, static_cast<compress::ReplyKind>(answer.header.reply),
                      static_cast<float>(operation.scale)};
   try {
+    AnswerDecoder::expect_room(operation, tensor.parts[index].part);
     reply.ways = decoder_.ways_of(answer.header);
     if (answer.header.kind == transport::Kind::kValue) {  // floats as they are, which is what none sends
       round = {operation.device->link->twin(*compress::make({})), nullptr, false};
@@ -243,8 +243,8 @@ void DeviceRounds::decode(Tensor& tensor, std::size_t index, const Frame& answer
     } else {
       tensor.expect_codec_of_push(answer.header);
     }
-    tensor.on_device->decode(round, tensor.parts[index].part, reply, operation.out.floats(),
-                             operation.scatter, operation.device->marks, end);
+    tensor.on_device->decode(round, tensor.parts[index].part, reply, operation.out, operation.scatter,
+                             operation.device->marks, end);
   } catch (...) {
     end(nullptr, std::current_exception());
   }

@@ -20,14 +20,14 @@
 
 namespace gradwire::kvstore {
 
-/// What an operation needs whose arrays lie on a device, and are of float32.
+/// What an operation needs whose arrays lie on a device. They are of at most 32 bits.
 struct DeviceOperation {
   std::shared_ptr<DeviceLink> link;  // owners: the thread, its tensors and operations on the device
   DeviceLink::Marks marks;           ///< of streams that write or read the spans before it
-  std::shared_ptr<float> staged;     ///< owns what `in` shows when the caller could not wait
+  transport::Buffer staged;          ///< owns what `in` shows when the caller could not wait
   transport::Buffer landing;         ///< the floats on the host, where the codec has no twin
-  std::span<const float> in;         ///< the caller's spans while the operation's are those of the landing
-  std::span<float> out;
+  ConstArrayView in;                 ///< the caller's while the operation's are those of the landing
+  ArrayView out;
   bool lands = false;  ///< what `landing` holds at the end is still to be copied to `out`
 };
 

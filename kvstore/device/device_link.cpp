@@ -7,11 +7,20 @@
 
 namespace gradwire::kvstore {
 
+namespace {
+
+constexpr std::size_t kKeptBytes = std::size_t{512} << 20;  // of each pool, while nobody uses them
+
+}  // namespace
+
 DeviceLink::DeviceLink(std::shared_ptr<compress::Device> device)
-    : device_(std::move(device)), pinned_(std::size_t{512} << 20, [device = device_](std::size_t bytes) {
-        device->use();
-        return device->allocate_pinned(bytes);
-      }) {
+    : device_(std::move(device)),
+      pinned_(kKeptBytes,
+              [device = device_](std::size_t bytes) {
+                device->use();
+                return device->allocate_pinned(bytes);
+              }),
+      memory_(kKeptBytes, [this](std::size_t bytes) { return allocate(bytes); }) {
   device_->use();
   for (Lane& lane : lanes_) lane.stream = device_->open_stream();
 }
@@ -38,9 +47,13 @@ const compress::DeviceCodec* DeviceLink::twin(const compress::Codec& codec) {
   return found->second.get();
 }
 
-std::shared_ptr<float> DeviceLink::allocate_floats(std::size_t count) const {
+compress::Device::Memory DeviceLink::allocate(std::size_t size_bytes) const {
   device_->use();
-  auto memory = device_->allocate(count * sizeof(float));
+  return device_->allocate(size_bytes);
+}
+
+std::shared_ptr<float> DeviceLink::allocate_floats(std::size_t count) const {
+  auto memory = allocate(count * sizeof(float));
   return {memory, reinterpret_cast<float*>(memory.get())};
 }
 
@@ -77,6 +90,10 @@ std::span<std::byte> DeviceLink::Batch::scratch(std::size_t size_bytes) {
   return room(lane_.scratch, size_bytes);
 }
 
+std::span<float> DeviceLink::Batch::widened(std::size_t count) {
+  return {reinterpret_cast<float*>(room(lane_.widened, count * sizeof(float)).data()), count};
+}
+
 void DeviceLink::Batch::wait_for(const Marks& marks) {
   for (const auto& mark : marks) link_.device_->wait(stream(), mark);
 }
@@ -86,8 +103,37 @@ void DeviceLink::Batch::cross(const void* from, void* to, std::size_t size_bytes
   link_.crossed_[index(way_)] += size_bytes;
 }
 
-void DeviceLink::Batch::copy(std::span<const float> from, std::span<float> to) {
-  link_.device_->copy(from.data(), to.data(), from.size_bytes(), stream());
+void DeviceLink::Batch::fetch(ConstArrayView from, std::span<float> to) {
+  if (from.is_float32()) return cross(from.bytes().data(), to.data(), to.size_bytes());
+  const std::span<float> floats = widened(to.size());
+  copy_as_floats(from, floats);
+  cross(floats.data(), to.data(), to.size_bytes());
+}
+
+void DeviceLink::Batch::bring(std::span<const float> from, ArrayView to) {
+  if (to.is_float32()) return cross(from.data(), to.bytes().data(), from.size_bytes());
+  const std::span<float> floats = widened(from.size());
+  cross(from.data(), floats.data(), from.size_bytes());
+  copy_floats(floats, to);
+}
+
+void DeviceLink::Batch::copy(std::span<const std::byte> from, std::span<std::byte> to) {
+  link_.device_->copy(from.data(), to.data(), from.size(), stream());
+}
+
+void DeviceLink::Batch::copy_as_floats(ConstArrayView from, std::span<float> to) {
+  if (from.is_float32()) return copy(from.bytes(), std::as_writable_bytes(to));
+  link_.device_->floats_from_halves(format_of(from.type()), from.bytes().data(), to, stream());
+}
+
+void DeviceLink::Batch::copy_floats(std::span<const float> from, ArrayView to) {
+  if (to.is_float32()) return copy(std::as_bytes(from), to.bytes());
+  link_.device_->halves_from_floats(format_of(to.type()), from, to.bytes().data(), stream());
+}
+
+void DeviceLink::Batch::round_residual(std::span<const float> values, ArrayView run) {
+  if (run.is_float32()) return copy(std::as_bytes(values), run.bytes());
+  link_.device_->bf16_from_residuals(values, run.bytes().data(), stream());
 }
 
 void DeviceLink::Batch::finish() {

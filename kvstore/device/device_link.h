@@ -19,6 +19,7 @@
 #include <vector>
 
 #include "compress/device/device.h"
+#include "kvstore/array_view.h"
 #include "transport/buffer.h"
 
 namespace gradwire::kvstore {
@@ -37,8 +38,12 @@ class DeviceLink {
   const compress::Device& device() const noexcept { return *device_; }
   /// The twin of the codec; null where the device has none. Lives as long as this.
   const compress::DeviceCodec* twin(const compress::Codec& codec);
-  /// Memory of the device for `count` floats.
+  /// Memory of the device, to keep.
+  compress::Device::Memory allocate(std::size_t size_bytes) const;
+  /// The same for `count` floats.
   std::shared_ptr<float> allocate_floats(std::size_t count) const;
+  /// Memory of the device for a while, from a pool: an allocation there waits for all that it does.
+  transport::Buffer take_memory(std::size_t size_bytes) { return memory_.take(size_bytes); }
   /// Pinned memory of the host, from a pool.
   transport::Buffer take_pinned(std::size_t size_bytes) { return pinned_.take(size_bytes); }
   /// Waits until both streams have run dry and every callback has been called.
@@ -51,7 +56,7 @@ class DeviceLink {
   struct Lane {
     std::mutex mutex;
     std::shared_ptr<const compress::DeviceStream> stream;
-    std::span<std::byte> staging, scratch;
+    std::span<std::byte> staging, scratch, widened;
     /// What these are, or were when batches that may not have ended took them. At most as much again as is in
     /// use.
     std::vector<compress::Device::Memory> memory;
@@ -59,7 +64,7 @@ class DeviceLink {
   static constexpr std::size_t index(Way way) { return static_cast<std::size_t>(way); }
 
   const std::shared_ptr<compress::Device> device_;  // owners: its opener, and this
-  transport::BufferPool pinned_;
+  transport::BufferPool pinned_, memory_;
   std::array<Lane, 2> lanes_;
   std::array<std::atomic<std::uint64_t>, 2> crossed_{};
   std::mutex twins_mutex_;
@@ -80,12 +85,24 @@ class DeviceLink::Batch {
   /// Memory of the device for what crosses, and for what a twin works with; until the batch ends.
   std::span<std::byte> staging(std::size_t size_bytes);
   std::span<std::byte> scratch(std::size_t size_bytes);
+  /// The same for floats in the place of what is kept in 16 bits. Begins at a multiple of 16 bytes.
+  std::span<float> widened(std::size_t count);
 
   void wait_for(const Marks& marks);
   /// Copies between host and device, counted.
   void cross(const void* from, void* to, std::size_t size_bytes);
-  /// Copies within the device.
-  void copy(std::span<const float> from, std::span<float> to);
+  /// The same of floats on the host, in place of widened().
+  void fetch(ConstArrayView from, std::span<float> to);
+  void bring(std::span<const float> from, ArrayView to);
+
+  // Copies within the device. Those with a type on one side are as kvstore's functions of these names, of
+  // types of at most 32 bits.
+
+  void copy(std::span<const std::byte> from, std::span<std::byte> to);
+  void copy_as_floats(ConstArrayView from, std::span<float> to);
+  void copy_floats(std::span<const float> from, ArrayView to);
+  void round_residual(std::span<const float> values, ArrayView run);
+
   /// Ends the batch: next is called when all of it is done.
   void then(compress::Device::Next next);
   /// Ends the batch and blocks until all of it is done. Throws what went wrong.

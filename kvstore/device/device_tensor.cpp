@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cstring>
 
+#include "kvstore/residual.h"
+
 namespace gradwire::kvstore {
 namespace {
 
@@ -39,11 +41,11 @@ transport::Buffer DevicePayload::take(const compress::Segmented* segmented) {
   return pinned_.share(0, bytes);
 }
 
-void DeviceTensor::prepare(const compress::Codec& codec, std::size_t units, std::span<const float> residual) {
+void DeviceTensor::prepare(const compress::Codec& codec, std::size_t units, ConstArrayView residual) {
   const bool needs_residual = (codec.lossy() || !residual.empty()) && !residual_;
   // Where several tensors travel as one, units are counted by segment, and otherwise by element.
   if (codec.agrees_scales() && units_ != units) {
-    scales_ = link_->device().allocate(units * sizeof(UnitScale));
+    scales_ = link_->allocate(units * sizeof(UnitScale));
     units_ = units;
     // It has room for another number of scales.
     scales_before_.reset();
@@ -51,36 +53,44 @@ void DeviceTensor::prepare(const compress::Codec& codec, std::size_t units, std:
   if (!needs_residual) return;
   DeviceLink::Batch batch(*link_, DeviceLink::Way::kToDevice);
   make_residual(batch);
-  if (!residual.empty()) batch.cross(residual.data(), residual_.get(), residual.size_bytes());
+  if (!residual.empty()) batch.cross(residual.bytes().data(), residual_.get(), residual.bytes().size());
   batch.finish();
 }
 
+/// All of it; empty where there is none.
+ArrayView DeviceTensor::residual() const {
+  const std::size_t bytes = residual_ ? elements_ * transport::bytes_of(residual_type_) : 0;
+  return {residual_type_, {residual_.get(), bytes}};
+}
+
 void DeviceTensor::make_residual(DeviceLink::Batch& batch) {
-  residual_ = link_->allocate_floats(elements_);
-  link_->device().zero(residual_.get(), elements_ * sizeof(float), batch.stream());
+  const std::size_t bytes = elements_ * transport::bytes_of(residual_type_);
+  residual_ = link_->allocate(bytes);
+  link_->device().zero(residual_.get(), bytes, batch.stream());
 }
 
 void DeviceTensor::store_residual(std::size_t offset, std::span<const float> values) {
+  Residual rounded(residual_type_);
+  rounded.assign(values);
   DeviceLink::Batch batch(*link_, DeviceLink::Way::kToDevice);
   if (!residual_) make_residual(batch);
-  batch.cross(values.data(), residual_.get() + offset, values.size_bytes());
+  const ArrayView there = residual().subspan(offset, values.size());
+  batch.cross(rounded.view().bytes().data(), there.bytes().data(), there.bytes().size());
   batch.finish();
 }
 
 std::vector<float> DeviceTensor::fetch_residual() const {
-  std::vector<float> floats(residual_ ? elements_ : 0);
-  if (floats.empty()) return floats;
+  const ArrayView there = residual();
+  Residual here(residual_type_);
+  if (there.empty()) return {};
+  here.assign_zeros(elements_);
   DeviceLink::Batch batch(*link_, DeviceLink::Way::kToHost);
-  batch.cross(residual_.get(), floats.data(), floats.size() * sizeof(float));
+  batch.cross(there.bytes().data(), here.view().bytes().data(), there.bytes().size());
   batch.finish();
-  return floats;
+  return here.floats();
 }
 
-/// The scales as the floats that they consist of.
-std::span<float> DeviceTensor::scale_floats() const {
-  static_assert(sizeof(UnitScale) == 2 * sizeof(float));
-  return {reinterpret_cast<float*>(scales_.get()), 2 * units_};
-}
+std::span<std::byte> DeviceTensor::scale_bytes() const { return {scales_.get(), units_ * sizeof(UnitScale)}; }
 
 std::vector<UnitScale> DeviceTensor::fetch_scales() const {
   std::vector<UnitScale> scales(units_);
@@ -92,21 +102,21 @@ std::vector<UnitScale> DeviceTensor::fetch_scales() const {
 }
 
 void DeviceTensor::keep_what_was() {
-  const std::span<float> scales = scale_floats();
-  if (!residual_before_) residual_before_ = link_->allocate_floats(elements_);
-  if (!scales.empty() && !scales_before_) scales_before_ = link_->allocate_floats(scales.size());
+  const std::span<std::byte> residual = this->residual().bytes(), scales = scale_bytes();
+  if (!residual_before_) residual_before_ = link_->allocate(residual.size());
+  if (!scales.empty() && !scales_before_) scales_before_ = link_->allocate(scales.size());
   DeviceLink::Batch batch(*link_, DeviceLink::Way::kToHost);
   // On the stream that encodes: what is encoded behind this changes the residual only when it is copied.
-  batch.copy({residual_.get(), elements_}, {residual_before_.get(), elements_});
+  batch.copy(residual, {residual_before_.get(), residual.size()});
   if (!scales.empty()) batch.copy(scales, {scales_before_.get(), scales.size()});
   batch.then(
       [](const std::exception_ptr&) {});  // what follows on this stream finds it done, or fails as it did
 }
 
 void DeviceTensor::roll_back() {
-  const std::span<float> scales = scale_floats();
+  const std::span<std::byte> residual = this->residual().bytes(), scales = scale_bytes();
   DeviceLink::Batch batch(*link_, DeviceLink::Way::kToHost);
-  batch.copy({residual_before_.get(), elements_}, {residual_.get(), elements_});
+  batch.copy({residual_before_.get(), residual.size()}, residual);
   if (!scales.empty()) batch.copy({scales_before_.get(), scales.size()}, scales);
   batch.finish();
 }
@@ -140,16 +150,11 @@ compress::Position DeviceTensor::position_of(const DeviceRound& round, const Run
   return position;
 }
 
-std::span<float> DeviceTensor::residual_of(const Run& run) const {
-  if (!residual_) return {};
-  return {residual_.get() + run.first, run.count};
-}
-
 std::span<UnitScale> DeviceTensor::scales_of(const Run& run) const {
   return {reinterpret_cast<UnitScale*>(scales_.get()) + run.first_unit, compress::unit_count(run.count)};
 }
 
-void DeviceTensor::encode(const DeviceRound& round, const Part& part, std::span<const float> in,
+void DeviceTensor::encode(const DeviceRound& round, const Part& part, ConstArrayView in,
                           std::span<const ArrayView> pieces, const DeviceLink::Marks& marks, Encoded next) {
   const compress::Codec& codec = codec_of(round);
   auto payload = std::make_shared<DevicePayload>(*link_, codec, part.count);
@@ -160,22 +165,37 @@ void DeviceTensor::encode(const DeviceRound& round, const Part& part, std::span<
     in = together();
     std::size_t at = 0;
     for (const ArrayView piece : pieces) {
-      batch.copy(piece.floats(), together().subspan(at, piece.size()));
+      batch.copy_as_floats(piece, together().subspan(at, piece.size()));
       at += piece.size();
     }
   }
+  // What lies there in 16 bits is widened run by run: twins work in float32.
+  const bool widens_in = !in.is_float32();
+  const bool widens_residual = codec.lossy() && residual_type_ != ElementType::kFloat32;
   const auto staging = batch.staging(codec.max_encoded_size(part.count));
   std::size_t end = 0;
   for (const Run& run : runs_of(round, part)) {
     const std::size_t begin = round.segmented == nullptr ? 0 : round.segmented->segment_after(end);
     const compress::DeviceWork work{batch.stream(), payload->report(),
                                     batch.scratch(round.twin->scratch_bytes(run.count))};
-    const auto residual = codec.lossy() ? residual_of(run) : std::span<float>();
+    const std::size_t room = padded(run.count);  // so that the second array begins at a multiple, too
+    const auto widened = batch.widened(room * ((widens_in ? 1U : 0U) + (widens_residual ? 1U : 0U)));
+    ConstArrayView values = in.subspan(run.first, run.count);
+    if (widens_in) {
+      batch.copy_as_floats(values, widened.first(run.count));
+      values = widened.first(run.count);
+    }
+    const ArrayView kept = codec.lossy() ? residual().subspan(run.first, run.count) : ArrayView();
+    ArrayView rest = kept;
+    if (widens_residual) {
+      rest = widened.last(room).first(run.count);
+      batch.copy_as_floats(kept, rest.floats());
+    }
     // In a round that does not know them yet, the codec sends floats, which agree them.
     const auto scales = round.scales_known ? scales_of(run) : std::span<UnitScale>();
-    payload->segment_bytes.push_back(round.twin->encode(in.subspan(run.first, run.count), residual, scales,
-                                                        staging.subspan(begin), position_of(round, run),
-                                                        work));
+    payload->segment_bytes.push_back(round.twin->encode(
+        values.floats(), rest.floats(), scales, staging.subspan(begin), position_of(round, run), work));
+    if (widens_residual) batch.round_residual(rest.floats(), kept);
     end = begin + payload->segment_bytes.back();
   }
   batch.cross(staging.data(), payload->data(), end);
@@ -185,8 +205,8 @@ void DeviceTensor::encode(const DeviceRound& round, const Part& part, std::span<
 }
 
 void DeviceTensor::decode(const DeviceRound& round, const Part& part, const DeviceAnswer& answer,
-                          std::span<float> out, std::span<const ArrayView> pieces,
-                          const DeviceLink::Marks& marks, Decoded next) {
+                          ArrayView out, std::span<const ArrayView> pieces, const DeviceLink::Marks& marks,
+                          Decoded next) {
   const std::size_t bytes = answer.reply.size();
   auto pinned = std::make_shared<transport::Buffer>(link_->take_pinned(padded(bytes) + sizeof(DeviceReport)));
   DeviceReport* const report = report_behind(*pinned, bytes);
@@ -206,13 +226,16 @@ void DeviceTensor::decode(const DeviceRound& round, const Part& part, const Devi
     const compress::DeviceWork work{batch.stream(), report, {}};
     // They stay on the device: the next round there needs them, and the host does not.
     const auto next_scales = round.twin->codec().agrees_scales() ? scales_of(run) : std::span<UnitScale>();
+    const ArrayView to = out.subspan(run.first, run.count);
+    const std::span<float> floats = to.is_float32() ? to.floats() : batch.widened(run.count);
     round.twin->decode_reply({*from, staging.data() + (from->data() - reply.data())}, answer.ways,
-                             answer.kind, answer.scale, out.subspan(run.first, run.count), next_scales, work);
+                             answer.kind, answer.scale, floats, next_scales, work);
+    if (!to.is_float32()) batch.copy_floats(floats, to);
     ++from;
   }
   std::size_t at = 0;
   for (const ArrayView piece : pieces) {
-    batch.copy(out.subspan(at, piece.size()), piece.floats());
+    batch.copy_floats(out.floats().subspan(at, piece.size()), piece);
     at += piece.size();
   }
   batch.then([pinned = std::move(pinned), report, ways = answer.ways, twin = round.twin,

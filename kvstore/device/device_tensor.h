@@ -63,13 +63,15 @@ class DeviceTensor {
   /// `used` is what the device has read; it may be let go on any thread but the device's.
   using Decoded = std::function<void(std::shared_ptr<void> used, std::exception_ptr)>;
 
-  DeviceTensor(std::shared_ptr<DeviceLink> link, std::size_t elements)
-      : link_(std::move(link)), elements_(elements) {}
+  /// residual_type: kFloat32 or kBfloat16.
+  DeviceTensor(std::shared_ptr<DeviceLink> link, std::size_t elements, ElementType residual_type)
+      : link_(std::move(link)), elements_(elements), residual_type_(residual_type) {}
 
   DeviceLink& link() const noexcept { return *link_; }
-  /// Gets ready for a round of `codec`, which has `units` units: a residual, of these floats of the host or
-  /// of zeros where there is none yet, if it is lossy; scales, if it agrees them. May block.
-  void prepare(const compress::Codec& codec, std::size_t units, std::span<const float> residual);
+  /// Gets ready for a round of `codec`, which has `units` units: a residual, of this one of the host, which
+  /// is of the same type, or of zeros where there is none yet, if it is lossy; scales, if it agrees them. May
+  /// block.
+  void prepare(const compress::Codec& codec, std::size_t units, ConstArrayView residual);
   bool has_residual() const noexcept { return residual_ != nullptr; }
   /// Brings the residual to the host; empty where there is none. Blocks.
   std::vector<float> fetch_residual() const;
@@ -85,11 +87,11 @@ class DeviceTensor {
   std::span<float> value();
 
   /// Encodes a part of `in`, once the marks are passed; or, where there are pieces, of these, one behind the
-  /// other, which are of float32.
-  void encode(const DeviceRound& round, const Part& part, std::span<const float> in,
+  /// other.
+  void encode(const DeviceRound& round, const Part& part, ConstArrayView in,
               std::span<const ArrayView> pieces, const DeviceLink::Marks& marks, Encoded next);
   /// Decodes a part's reply, times scale, to its place in `out`, or to the pieces.
-  void decode(const DeviceRound& round, const Part& part, const DeviceAnswer& answer, std::span<float> out,
+  void decode(const DeviceRound& round, const Part& part, const DeviceAnswer& answer, ArrayView out,
               std::span<const ArrayView> pieces, const DeviceLink::Marks& marks, Decoded next);
 
  private:
@@ -100,17 +102,17 @@ class DeviceTensor {
   };
   static std::vector<Run> runs_of(const DeviceRound& round, const Part& part);
   static compress::Position position_of(const DeviceRound& round, const Run& run);
-  std::span<float> residual_of(const Run& run) const;
+  ArrayView residual() const;
   std::span<compress::UnitScale> scales_of(const Run& run) const;
   std::span<float> together();
-  std::span<float> scale_floats() const;
+  std::span<std::byte> scale_bytes() const;
   void make_residual(DeviceLink::Batch& batch);
 
   const std::shared_ptr<DeviceLink> link_;  // owners: the thread, its tensors and operations on the device
   const std::size_t elements_;
-  std::shared_ptr<float> residual_, value_, together_;
-  std::shared_ptr<float> residual_before_, scales_before_;
-  compress::Device::Memory scales_;
+  const ElementType residual_type_;
+  std::shared_ptr<float> value_, together_;
+  compress::Device::Memory residual_, residual_before_, scales_, scales_before_;
   std::size_t units_ = 0;
 };
 

@@ -210,16 +210,16 @@ void Engine::set_optimizer(const std::string& text) {
 
 // ------------------------------------------------------------------------------------- one key
 
-/// Of arrays of a key; on a device they are of float32.
+/// Of arrays of a key; on a device they are not of float64.
 Operation Engine::operation_on(const char* verb, KeyId key, const OnDevice& place,
                                std::initializer_list<ConstArrayView> arrays) const {
   context_->callers->note_call();
   for (const ConstArrayView array : arrays) {
     context_->keys.require_array(verb, key, array);
-    if (place.device && !array.is_float32()) {
-      throw std::invalid_argument(fmt::format("{}: key '{}' was given as {} on {}; give float32 there", verb,
-                                              context_->keys.spec(key).name, name_of(array.type()),
-                                              place.device->name()));
+    if (place.device && array.is_float64()) {
+      throw std::invalid_argument(
+          fmt::format("{}: key '{}' was given as {} on {}; give float32 there, or fewer bits", verb,
+                      context_->keys.spec(key).name, name_of(array.type()), place.device->name()));
     }
   }
   Operation operation;

@@ -119,7 +119,8 @@ class Engine {
   // Arrays of float64 are for keys that were declared as float64, and throw std::invalid_argument for others.
   // With codec none their sums are of float64, in rank order; other codecs, and servers that keep weights,
   // work in float32. Arrays of float16 and bfloat16 are widened part by part as they are encoded, and rounded
-  // as answers are decoded: no copy of the whole array in float32 is made. Arrays on a device are of float32.
+  // as answers are decoded, on a device, too: no copy of the whole array in float32 is made. Arrays on a
+  // device are not of float64.
 
   /// Adds grad to this round's sum. Returns when grad has been taken: at once, or, where push_ahead_bytes are
   /// taken already, when the rounds of the key before it are over.

@@ -96,8 +96,7 @@ void SlotBuckets::bind(std::span<const KeyId> keys, std::span<const ArrayView> v
   std::vector<std::uint64_t> bytes;
   for (std::size_t i = 0; i < keys.size(); ++i) {
     context_.keys.require_size("bind_slots", keys[i], values[i].size());
-    const bool is_of_its_place = device ? values[i].is_float32() : !values[i].is_float64();
-    if (!is_of_its_place) {
+    if (values[i].is_float64()) {
       throw std::invalid_argument(fmt::format("bind_slots: key '{}' was given as {}; give float32",
                                               context_.keys.spec(keys[i]).name, name_of(values[i].type())));
     }

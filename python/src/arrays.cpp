@@ -82,6 +82,13 @@ kvstore::ElementType element_type(const nb::dlpack::dtype& type, const char* cal
                               ".astype, PyTorch: .to)");
 }
 
+template <typename View, typename Array>
+View view_of(const Array& array, const char* call, const char* argument) {
+  using Bytes = decltype(View().bytes());
+  return {element_type(array.dtype(), call, argument),
+          {static_cast<typename Bytes::pointer>(array.data()), array.nbytes()}};
+}
+
 }  // namespace
 
 std::span<const float> floats_of(const GivenArray& array, const char* call, const char* argument) {
@@ -105,13 +112,19 @@ std::span<std::byte> bytes_of(const GivenRoom& array, const char* call, const ch
 }
 
 kvstore::ConstArrayView numbers_of(const ConstNumbers& array, const char* call, const char* argument) {
-  return {element_type(array.dtype(), call, argument),
-          {static_cast<const std::byte*>(array.data()), array.nbytes()}};
+  return view_of<kvstore::ConstArrayView>(array, call, argument);
 }
 
 kvstore::ArrayView numbers_of(const Numbers& array, const char* call, const char* argument) {
-  return {element_type(array.dtype(), call, argument),
-          {static_cast<std::byte*>(array.data()), array.nbytes()}};
+  return view_of<kvstore::ArrayView>(array, call, argument);
+}
+
+kvstore::ConstArrayView numbers_of(const ConstCudaNumbers& array, const char* call, const char* argument) {
+  return view_of<kvstore::ConstArrayView>(array, call, argument);
+}
+
+kvstore::ArrayView numbers_of(const CudaNumbers& array, const char* call, const char* argument) {
+  return view_of<kvstore::ArrayView>(array, call, argument);
 }
 
 }  // namespace gradwire::python

@@ -28,5 +28,7 @@ std::span<std::byte> bytes_of(const GivenRoom& array, const char* call, const ch
 /// Of float32, float64, float16 or bfloat16.
 kvstore::ConstArrayView numbers_of(const ConstNumbers& array, const char* call, const char* argument);
 kvstore::ArrayView numbers_of(const Numbers& array, const char* call, const char* argument);
+kvstore::ConstArrayView numbers_of(const ConstCudaNumbers& array, const char* call, const char* argument);
+kvstore::ArrayView numbers_of(const CudaNumbers& array, const char* call, const char* argument);
 
 }  // namespace gradwire::python

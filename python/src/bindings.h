@@ -29,6 +29,10 @@ using ConstBytes =
 using CudaFloats = nanobind::ndarray<float, nanobind::c_contig, nanobind::device::cuda>;
 using ConstCudaFloats = nanobind::ndarray<const float, nanobind::c_contig, nanobind::device::cuda>;
 
+/// Likewise of float32, float16 or bfloat16. Seen by C++ as an ArrayView.
+using CudaNumbers = nanobind::ndarray<nanobind::c_contig, nanobind::device::cuda>;
+using ConstCudaNumbers = nanobind::ndarray<nanobind::ro, nanobind::c_contig, nanobind::device::cuda>;
+
 inline std::span<float> flat(const CudaFloats& array) { return {array.data(), array.size()}; }
 inline std::span<const float> flat(const ConstCudaFloats& array) { return {array.data(), array.size()}; }
 inline std::span<float> flat(const Floats& array) { return {array.data(), array.size()}; }

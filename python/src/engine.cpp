@@ -191,13 +191,14 @@ void bind_engine(nb::module_& module) {
           "was taken, which is to be waited for; the round is over.")
       .def(
           "push",
-          [](PyEngine& s, KeyId key, const ConstCudaFloats& grad, std::int32_t priority,
+          [](PyEngine& s, KeyId key, const ConstCudaNumbers& grad, std::int32_t priority,
              std::uintptr_t stream) {
             const kvstore::OnDevice place = s.on_cuda(grad.device_id(), stream);
-            return tickets(s, grad, s.engine().begin_push(key, flat(grad), priority, place));
+            return tickets(
+                s, grad, s.engine().begin_push(key, numbers_of(grad, "push", "grad"), priority, place));
           },
           "key"_a, "grad"_a.noconvert(), "priority"_a = 0, nb::kw_only(), "stream"_a,
-          "The same of a gradient on a CUDA device, which `stream` (a cudaStream_t as a number) may still be "
+          "The same of a gradient on a CUDA device, not of float64, which `stream` (a cudaStream_t as a number) may still be "
           "writing.")
       .def(
           "pull",
@@ -208,9 +209,10 @@ void bind_engine(nb::module_& module) {
           "key"_a, "out"_a.noconvert(), "priority"_a = 0)
       .def(
           "pull",
-          [](PyEngine& s, KeyId key, const CudaFloats& out, std::int32_t priority, std::uintptr_t stream) {
+          [](PyEngine& s, KeyId key, const CudaNumbers& out, std::int32_t priority, std::uintptr_t stream) {
             const kvstore::OnDevice place = s.on_cuda(out.device_id(), stream);
-            return s.keep(s.engine().pull(key, flat(out), priority, place), nb::none(), nb::cast(out));
+            return s.keep(s.engine().pull(key, numbers_of(out, "pull", "out"), priority, place), nb::none(),
+                          nb::cast(out));
           },
           "key"_a, "out"_a.noconvert(), "priority"_a = 0, nb::kw_only(), "stream"_a,
           "The same to a CUDA device, behind what `stream` has been given there.")
@@ -227,12 +229,14 @@ void bind_engine(nb::module_& module) {
           "program_step"_a = 0)
       .def(
           "push_pull",
-          [](PyEngine& s, KeyId key, const ConstCudaFloats& grad, const CudaFloats& out,
+          [](PyEngine& s, KeyId key, const ConstCudaNumbers& grad, const CudaNumbers& out,
              std::int32_t priority, float scale, std::uint32_t program_step, std::uintptr_t stream) {
             PyEngine::expect_device("push_pull", out.device_id(), grad.device_id());
             const kvstore::OnDevice place = s.on_cuda(grad.device_id(), stream);
             return s.keep(
-                s.engine().push_pull(key, flat(grad), flat(out), priority, scale, place, program_step),
+                s.engine().push_pull(key, numbers_of(grad, "push_pull", "grad"),
+                                     numbers_of(out, "push_pull", "out"), priority, scale, place,
+                                     program_step),
                 nb::cast(grad), nb::cast(out));
           },
           "key"_a, "grad"_a.noconvert(), "out"_a.noconvert(), "priority"_a = 0, "scale"_a = 1.0F,

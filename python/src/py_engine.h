@@ -107,7 +107,7 @@ class PyEngine {
     bind(keys, arrays, nullptr, priorities, set, groups);
   }
   /// Throws std::invalid_argument unless all arrays lie on one device.
-  void bind_slots_on_device(const std::vector<kvstore::KeyId>& keys, const std::vector<CudaFloats>& arrays,
+  void bind_slots_on_device(const std::vector<kvstore::KeyId>& keys, const std::vector<CudaNumbers>& arrays,
                             const std::vector<std::int32_t>& priorities, kvstore::SlotSet set,
                             const std::vector<std::uint32_t>& groups) {
     const int device = arrays.empty() ? 0 : arrays.front().device_id();
@@ -190,17 +190,12 @@ class PyEngine {
     return device;
   }
 
-  static kvstore::ArrayView numbers_in(const Numbers& array) {
-    return numbers_of(array, "bind_slots", "an array");
-  }
-  static kvstore::ArrayView numbers_in(const CudaFloats& array) { return flat(array); }
-
   template <typename Arrays>
   void bind(const std::vector<kvstore::KeyId>& keys, const Arrays& arrays,
             std::shared_ptr<compress::Device> device, const std::vector<std::int32_t>& priorities,
             kvstore::SlotSet set, const std::vector<std::uint32_t>& groups) {
     std::vector<kvstore::ArrayView> values;
-    for (const auto& array : arrays) values.push_back(numbers_in(array));
+    for (const auto& array : arrays) values.push_back(numbers_of(array, "bind_slots", "an array"));
     kvstore::Engine& engine = this->engine();
     // Of a step that was given up (Ctrl-C): its sums may arrive yet.
     BoundSlots& bound = slots_[set];

@@ -198,13 +198,13 @@ def test_a_store_with_other_bits_or_with_floats_on_the_way_fails(
     bad = good.replace(line("int8"), line("int8", same_bits=False)).replace(
         line("fp16"), line("fp16", bytes_from_device=4_000_000)
     )
-    fake(machine, monkeypatch, modules, [(0, good), (0, bad)])
+    fake(machine, monkeypatch, modules, [(0, good), (0, bad), (0, good), (0, good)])
     rows = {row.what: row for row in modules["steps"].store_rows(machine)}
-    assert rows["dist_sync, what left the device"].verdict == "ok"
-    assert rows["allreduce, cpu tensors"].verdict == "failed"
-    assert "int8" in rows["allreduce, cpu tensors"].found
-    assert rows["allreduce, what left the device"].found == "more than payloads with fp16"
-    fake(machine, monkeypatch, modules, [(1, line("none")), (0, good)])
+    assert rows["dist_sync, residuals in float32, what left the device"].verdict == "ok"
+    assert rows["allreduce, residuals in float32, cpu tensors"].verdict == "failed"
+    assert "int8" in rows["allreduce, residuals in float32, cpu tensors"].found
+    assert rows["allreduce, residuals in float32, what left the device"].found == "more than payloads with fp16"
+    fake(machine, monkeypatch, modules, [(1, line("none")), *[(0, good)] * 3])
     first = next(iter(modules["steps"].store_rows(machine)))
     assert first.verdict == "failed"
     assert first.found.startswith(f"1 of {len(codecs)} codecs, exit status 1")

@@ -137,9 +137,10 @@ NO_GPU = pytest.mark.skipif(_core.build_info()["cuda_devices"] > 0, reason="this
 
 
 @NO_GPU
-def test_a_device_that_cannot_be_used_is_refused_with_the_reason(kv: KVStore) -> None:
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_a_device_that_cannot_be_used_is_refused_with_the_reason(kv: KVStore, dtype: str) -> None:
     kv.init("w", ones())
-    key, there = kv.dense.ids["w"], DlpackArray(ones(), CUDA)
+    key, there = kv.dense.ids["w"], DlpackArray(ones().astype(dtype), CUDA)
     calls = [
         lambda: kv.engine.push(key, there, stream=0),
         lambda: kv.engine.pull(key, there, stream=0),

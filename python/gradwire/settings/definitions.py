@@ -390,8 +390,7 @@ class Settings:
         "float32",
         "dtype in which a worker keeps what codecs have not sent yet (residuals); bfloat16 halves that memory. It "
         "suits codecs of four bits and more, such as int8; with fewer, gradients that stay below 1/512 of an element's "
-        "residual are never sent. Residuals on a GPU, except FSDP2's, and those of sparse tables and servers stay "
-        "float32",
+        "residual are never sent. Residuals of sparse tables and servers stay float32",
     )
     code_sums: Literal["auto", "gather", "integers"] = _setting(
         _one_of("auto", "gather", "integers"),

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from gradwire.stores.devices import is_on_device
+from gradwire.stores.devices import is_on_device, on_host
 from gradwire.stores.keys import Key
 
 DTYPES = ("float32", "float16", "bfloat16", "float64", "complex64", "complex128")
@@ -34,8 +34,9 @@ class Target:
         self._dtype = dtype
         expect_one_shape(f"{verb}: the outs of key {key!r}", self._outs)
         first = self._outs[0]
-        # As float32, where others of them are to get all bits, or a pull's value may lie on a device.
-        takes_halves = len(self._outs) == 1 and not (verb == "pull" and may_be_on_device)
+        # As float32, where others of them are to get all bits, or a pull's value may come from a device to the host.
+        comes_from_device = verb == "pull" and may_be_on_device and not is_on_device(first)
+        takes_halves = len(self._outs) == 1 and not comes_from_device
         has_dtype = dtype_of(first) == dtype or takes_halves
         if has_dtype and _is_plain(first, dtype) and (may_be_on_device or not is_on_device(first)):
             self.array, self._copies = first, self._outs[1:]
@@ -51,7 +52,7 @@ class Target:
             return value
         if is_on_device(self.array):
             self._receive_on_host()
-        here = value.cpu() if is_on_device(value) else value
+        here = on_host(value)
         return here if _is_plain(here, self._dtype) else as_numbers(here, self._dtype)
 
     def deliver(self) -> None:
@@ -209,12 +210,12 @@ def _detached(value: Any) -> Any:
 
 def _is_plain(value: Any, dtype: str) -> bool:
     """True for memory that the engine can use as it is, for a key of this dtype: of it, or of 16 bits in the place of
-    float32, contiguous, on the CPU; float32 also on a CUDA device.
+    float32, contiguous, on the CPU; what is not float64 also on a CUDA device.
     """
     own = dtype_of(value)
     if own != dtype and not (dtype == "float32" and own in _HALVES):
         return False
     if isinstance(value, np.ndarray):  # bfloat16 is an extension's dtype, which NumPy does not export
         return own != "bfloat16" and bool(value.flags.c_contiguous)
-    homes = ("cpu", "cuda") if own == "float32" else ("cpu",)
+    homes = ("cpu",) if own == "float64" else ("cpu", "cuda")
     return value.device.type in homes and value.is_contiguous() and not value.is_neg()

@@ -38,13 +38,13 @@ class FirstValue(NamedTuple):
 class DenseKeys:
     """Those keys, beside which the store has tables of rows; `KVStore` asks it for what the engine calls them."""
 
-    def __init__(self, engine: _core.Engine, tables: SparseKeys, encodes_on_devices: bool) -> None:
+    def __init__(self, engine: _core.Engine, tables: SparseKeys, uses_devices: bool) -> None:
         self.ids: dict[Key, int] = {}
         self._sizes: dict[Key, int] = {}  # elements
         self._dtypes: dict[Key, str] = {}  # float32, or float64
         self._engine = engine
         self._tables = tables
-        self._encodes_on_devices = encodes_on_devices
+        self._uses_devices = uses_devices
         self._awaited: dict[Key, Any] = {}  # residuals of keys that are yet to be declared
 
     def checked(self, verb: str, keys: Sequence[Key], values: Sequence[Any]) -> list[FirstValue]:
@@ -91,7 +91,7 @@ class DenseKeys:
         self._require_known(verb, key)
         values = value if isinstance(value, list | tuple) else [value]
         dtype = self._dtypes[key]
-        stay = self._encodes_on_devices and dtype == "float32" and all(is_on_device(part) for part in values)
+        stay = self._uses_devices and dtype == "float32" and all(is_on_device(part) for part in values)
         arrays = [numbers_of(verb, key, part, dtype, stay) for part in values]
         expect_one_shape(f"{verb}: the values of key {key!r}", arrays)
         self._expect_size(verb, key, size_of(arrays[0]))
@@ -100,7 +100,7 @@ class DenseKeys:
     def target(self, verb: str, key: Key, out: Any) -> Target:
         """Where a pull of the key is to write."""
         self._require_known(verb, key)
-        target = Target(verb, key, out, self._dtypes[key], self._encodes_on_devices)
+        target = Target(verb, key, out, self._dtypes[key], self._uses_devices)
         self._expect_size(verb, key, size_of(target.array))
         return target
 

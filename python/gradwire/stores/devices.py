@@ -178,6 +178,11 @@ def is_on_device(value: Any) -> bool:
     return getattr(getattr(value, "device", None), "type", "cpu") == "cuda"
 
 
+def on_host(value: Any) -> Any:
+    """Returns an array on the CPU: itself, or a copy of what lies on a device."""
+    return value.cpu() if is_on_device(value) else value
+
+
 def stream_of(array: Any) -> dict[str, int]:
     """What an engine's call needs beside an array on a CUDA device: the stream that may still be using it."""
     if not is_on_device(array):

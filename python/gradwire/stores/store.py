@@ -19,7 +19,7 @@ from gradwire.stores.arrays import Target, widened
 from gradwire.stores.checkpoint import Restored
 from gradwire.stores.codec_choice import naming_the_variable
 from gradwire.stores.dense import DenseKeys
-from gradwire.stores.devices import DeviceSum, is_on_device, stream_of
+from gradwire.stores.devices import DeviceSum, is_on_device, on_host, stream_of
 from gradwire.stores.keys import Key, check_priority, gathered, pairs
 from gradwire.stores.nonfinite import NonfiniteSums
 from gradwire.stores.refusals import told_to_all
@@ -43,8 +43,8 @@ class KVStore(Worker):
         self.asked_compression: Compression | None = None  # by set_gradient_compression(), last
         self._optimizer: tuple[str, dict[str, float]] | None = None
         self.rows = SparseKeys(self)  # keys that were initialised with RowSparse
-        encodes_on_devices = not self._is_local and _core.build_info()["cuda_devices"] > 0
-        self.dense = DenseKeys(engine, self.rows, encodes_on_devices)  # all other keys
+        uses_devices = _core.build_info()["cuda_devices"] > 0
+        self.dense = DenseKeys(engine, self.rows, uses_devices)  # all other keys
         self._compression = StoreCompression(engine, (self.dense, self.rows))
 
     @property
@@ -526,11 +526,12 @@ class KVStore(Worker):
     def _merged(self, key: Key, arrays: list[Any]) -> Any:
         is_dense = self.own_compression.spec == "none"
         compresses = self._is_local and (not is_dense or self.devices.has_leftover(key))
-        if len(arrays) > 1 and is_on_device(arrays[0]):
-            return self.devices.add_on_device(arrays)
-        if len(arrays) > 1 or compresses:
-            return self.devices.summed(key, [widened(array) for array in arrays])
-        return arrays[0]
+        if len(arrays) == 1 and not compresses:
+            return arrays[0]
+        values = [widened(array) for array in arrays]
+        if is_on_device(values[0]) and not compresses:
+            return self.devices.add_on_device(values)
+        return self.devices.summed(key, [on_host(value) for value in values])
 
     def _finish(
         self,

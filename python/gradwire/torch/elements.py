@@ -1,8 +1,8 @@
 """Which elements of a tensor travel: real numbers of 32 or 64 bits.
 
 A complex number is two of them, real part first, each with a residual of its own. Codecs work in float32; "none" sends
-float64 as it is, so what a front end hands over keeps its 64 bits (compress/FORMAT.md, "none"). On the CPU the engine
-widens float16 and bfloat16 itself, as it encodes.
+float64 as it is, so what a front end hands over keeps its 64 bits (compress/FORMAT.md, "none"). The engine widens
+float16 and bfloat16 itself, as it encodes.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ def exchanged_dtype(dtype: torch.dtype) -> torch.dtype:
     return torch.float64 if dtype in _WIDE else torch.float32
 
 
-def memory_dtype(dtype: torch.dtype, device: torch.device, *, keeps_halves: bool) -> torch.dtype:
-    """Returns what the memory that the engine reads and writes there is of.
+def memory_dtype(dtype: torch.dtype, *, keeps_halves: bool) -> torch.dtype:
+    """Returns what the memory that the engine reads and writes is of.
 
     Args:
-        keeps_halves: gradients of 16 bits lie there as they are, where the engine can take them.
+        keeps_halves: gradients of 16 bits lie there as they are.
     """
-    return dtype if keeps_halves and device.type == "cpu" and dtype in _HALVES else exchanged_dtype(dtype)
+    return dtype if keeps_halves and dtype in _HALVES else exchanged_dtype(dtype)
 
 
 def as_real(tensor: torch.Tensor) -> torch.Tensor:

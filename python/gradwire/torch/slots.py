@@ -39,7 +39,7 @@ def encodable(flat: torch.Tensor, *, keeps_halves: bool = False) -> torch.Tensor
         keeps_halves: as memory_dtype().
     """
     home = home_of([flat]) if exchanged_dtype(flat.dtype) == torch.float32 else torch.device("cpu")
-    return flat.to(device=home, dtype=memory_dtype(flat.dtype, home, keeps_halves=keeps_halves))
+    return flat.to(device=home, dtype=memory_dtype(flat.dtype, keeps_halves=keeps_halves))
 
 
 class Slot:
@@ -147,7 +147,7 @@ def runs_of(
     for parameter in parameters:
         keeps = keeps_halves and getattr(parameter, "grad_dtype", parameter.dtype) is not None  # None: of any
         own = gradient_dtype(parameter) if keeps else parameter.dtype
-        dtype = memory_dtype(own, device, keeps_halves=keeps)
+        dtype = memory_dtype(own, keeps_halves=keeps)
         elements = real_elements(parameter)
         begin = totals.get(dtype, 0)
         places.append((dtype, begin, elements))

@@ -22,6 +22,7 @@
 #include <vector>
 
 #include "compress/device/device.h"
+#include "compress/device/halves_thrust.h"
 #include "tests/compress/device/thrust_twins.h"
 
 namespace gradwire::compress {
@@ -85,6 +86,7 @@ class StreamsDevice final : public Device {
   }
 
   Memory allocate(std::size_t bytes) const override {
+    if (is_full_) throw std::runtime_error("allocate " + std::to_string(bytes) + " bytes of streams: full");
     ++allocations_;
     Memory memory(static_cast<std::byte*>(std::malloc(bytes == 0 ? 1 : bytes)), [this](std::byte* at) {
       {
@@ -129,6 +131,18 @@ class StreamsDevice final : public Device {
   void zero(void* at, std::size_t bytes, const DeviceStream& on) const override {
     enqueue(on, [=] { std::memset(at, 0, bytes); });
   }
+  void floats_from_halves(dense::Format format, const std::byte* halves, std::span<float> out,
+                          const DeviceStream& on) const override {
+    enqueue_floats_from_halves<StreamsBackend>(on, format, halves, out);
+  }
+  void halves_from_floats(dense::Format format, std::span<const float> values, std::byte* out,
+                          const DeviceStream& on) const override {
+    enqueue_halves_from_floats<StreamsBackend>(on, format, values, out);
+  }
+  void bf16_from_residuals(std::span<const float> values, std::byte* out,
+                           const DeviceStream& on) const override {
+    enqueue_bf16_from_residuals<StreamsBackend>(on, values, out);
+  }
   void then(const DeviceStream& on, Next next) const override {
     enqueue(on, [this, next = std::move(next)] { next(failure()); });
   }
@@ -145,6 +159,8 @@ class StreamsDevice final : public Device {
     const std::lock_guard lock(mutex_);
     failure_ = std::make_exception_ptr(std::runtime_error(text));
   }
+  /// From now on, no memory can be had there.
+  void fill() const { is_full_ = true; }
   std::size_t allocations() const { return allocations_; }
   std::uint64_t bytes_to_host() const { return bytes_to_host_; }
   std::uint64_t bytes_to_device() const { return bytes_to_device_; }
@@ -175,6 +191,7 @@ class StreamsDevice final : public Device {
   mutable std::mutex mutex_;
   mutable std::map<const std::byte*, std::size_t> mine_;  ///< memory of the device
   mutable std::exception_ptr failure_;
+  mutable std::atomic<bool> is_full_{false};
   mutable std::atomic<std::size_t> allocations_{0};
   mutable std::atomic<std::uint64_t> bytes_to_host_{0};
   mutable std::atomic<std::uint64_t> bytes_to_device_{0};

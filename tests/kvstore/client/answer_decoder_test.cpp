@@ -77,6 +77,14 @@ TEST_F(Decoded, ValuesForAPushThatAskedForNoneAreRefused) {
   EXPECT_THROW(decoder_.decode(tensor, 0, value(Values(8))), compress::DecodeError);
 }
 
+TEST_F(Decoded, OnADeviceTheyAreRefusedTooAndABucketsSlotsAreTheirRoom) {
+  Operation operation;
+  operation.device.emplace();
+  EXPECT_THROW(AnswerDecoder::expect_room(operation, {0, 8, 0}), compress::DecodeError);
+  operation.scatter.emplace_back(std::span(out_));
+  EXPECT_NO_THROW(AnswerDecoder::expect_room(operation, {0, 8, 0}));
+}
+
 TEST_F(Decoded, OfFloat64KeepTheirBits) {
   Operation operation;
   operation.in = out64_;

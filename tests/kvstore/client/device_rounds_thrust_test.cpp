@@ -3,7 +3,6 @@
 #include <gtest/gtest.h>
 
 #include <future>
-#include <list>
 #include <map>
 #include <memory>
 #include <span>
@@ -11,7 +10,7 @@
 #include <vector>
 
 #include "compress/codecs.h"
-#include "tests/compress/device/streams_device.h"
+#include "tests/kvstore/device_numbers.h"
 #include "tests/kvstore/placement/hosts.h"
 #include "tests/kvstore/sums.h"
 
@@ -21,37 +20,9 @@ namespace {
 using compress::StreamsDevice;
 using testing::HasSubstr;
 
-/// Floats on a device. What is written goes through a stream, which nobody waits for on the host.
-class DeviceFloats {
- public:
-  DeviceFloats(const std::shared_ptr<StreamsDevice>& device, const std::vector<float>& values)
-      : device_(device),
-        memory_(device->allocate(values.size() * sizeof(float))),
-        count_(values.size()),
-        stream_(device->open_stream()) {
-    write(values);
-  }
-
-  std::span<float> span() const { return {reinterpret_cast<float*>(memory_.get()), count_}; }
-  OnDevice place() const { return {device_, stream_->handle}; }
-  void write(const std::vector<float>& values) {
-    written_.push_back(values);
-    device_->copy(written_.back().data(), memory_.get(), count_ * sizeof(float), *stream_);
-  }
-  /// The floats as the host sees them after an operation has ended: its own thread reads them.
-  std::vector<float> values() const { return {span().begin(), span().end()}; }
-
- private:
-  std::shared_ptr<StreamsDevice> device_;
-  compress::Device::Memory memory_;
-  std::size_t count_;
-  std::list<std::vector<float>> written_;                 // all that a copy may still read
-  std::shared_ptr<const compress::DeviceStream> stream_;  // last member: what it still does is done first
-};
-
 Exchange exchange_on(const std::shared_ptr<StreamsDevice>& device) {
   return [device](Engine& engine, KeyId key, std::vector<float>& values, float scale) {
-    const DeviceFloats there(device, values);
+    const DeviceNumbers there(device, values);
     engine.push_pull(key, there.span(), there.span(), 0, scale, there.place()).wait();
     values = there.values();
   };
@@ -65,6 +36,13 @@ const std::map<std::string, std::vector<float>>& results_on_hosts() {
 TEST(DeviceRounds, EveryCodecAndReplyGivesTheBitsOfTheHost) {
   const auto device = std::make_shared<StreamsDevice>();
   EXPECT_EQ(results_of({2, 2}, run_job, exchange_on(device)), results_on_hosts());
+}
+
+TEST(DeviceRounds, ResidualsInBfloat16AreThoseOfTheHost) {
+  JobSize size{2, 2};
+  size.engine.residual_type = ElementType::kBfloat16;
+  const auto device = std::make_shared<StreamsDevice>();
+  EXPECT_TRUE(results_of(size, run_job, exchange_on(device)) == results_of(size));
 }
 
 TEST(DeviceRounds, WorkersOnDevicesAndOnHostsMix) {
@@ -96,7 +74,7 @@ std::vector<std::vector<float>> slots_after_steps(const std::string& codec, cons
     specs.push_back({"large", {70'000}});
     values.emplace_back(70'000);
     const auto keys = engine.declare(specs);
-    std::vector<DeviceFloats> there;
+    std::vector<DeviceNumbers> there;
     std::vector<ArrayView> spans;
     for (auto& v : values) {
       if (device) there.emplace_back(device, v);
@@ -145,8 +123,8 @@ TEST(DeviceRounds, WaitForTheStreamThatStillWrites) {
   run_job({1, 1}, [&](Engine& engine) {
     engine.compression().set(spec("fp16"), "fp16");
     const auto keys = engine.declare(std::vector<KeySpec>{{"w", {1000}}, {"other", {10}}});
-    const DeviceFloats grad(device, std::vector<float>(1000, -1.0F));
-    const DeviceFloats other(device, std::vector<float>(10, 1.0F));
+    const DeviceNumbers grad(device, std::vector<float>(1000, -1.0F));
+    const DeviceNumbers other(device, std::vector<float>(10, 1.0F));
     const std::vector<float> late(1000, 2.0F);
     std::promise<void> gate;
     const auto opened = gate.get_future().share();
@@ -174,7 +152,7 @@ TEST(DeviceRounds, OnlyPayloadsCross) {
   run_job({1, 1}, [&](Engine& engine) {
     engine.compression().set(codec->spec(), "exact");
     const auto key = engine.declare(std::vector<KeySpec>{{"w", {kElements}}}).front();
-    const DeviceFloats grad(device, random_floats(kElements, 1));
+    const DeviceNumbers grad(device, random_floats(kElements, 1));
     const std::uint64_t before = device->bytes_to_device();  // the gradient
     for (std::uint64_t step = 1; step <= 3; ++step) {
       engine.push_pull(key, grad.span(), grad.span(), 0, 1, grad.place()).wait();
@@ -197,7 +175,7 @@ TEST(DeviceRounds, ACodecWithoutATwinIsNoticedOnce) {
   run_job({1, 1}, [&](Engine& engine) {
     engine.compression().set(spec("randomk:ratio=0.1"), "randomk");
     const auto keys = engine.declare(std::vector<KeySpec>{{"a", {kElements}}, {"b", {kElements}}});
-    const DeviceFloats grad(device, random_floats(kElements, 1));
+    const DeviceNumbers grad(device, random_floats(kElements, 1));
     for (const KeyId key : {keys[0], keys[1], keys[0]})
       engine.push_pull(key, grad.span(), grad.span(), 0, 1, grad.place()).wait();
     const auto notices = engine.metrics().take_notices();
@@ -216,12 +194,12 @@ TEST(DeviceRounds, PushesArePulledAnywhere) {
       const auto keys = engine.declare(std::vector<KeySpec>{{"host", {3000}}, {"device", {3000}}});
       const std::vector<float> first(3000, 0.5F);
       for (const KeyId key : keys) engine.init(key, first);
-      const DeviceFloats out(device, std::vector<float>(3000));
+      const DeviceNumbers out(device, std::vector<float>(3000));
       engine.pull(keys[1], out.span(), 0, out.place()).wait();
       EXPECT_EQ(out.values(), first) << "the stored value";
       for (unsigned round = 0; round < 2; ++round) {
         auto values = random_floats(3000, 10 * round + engine.rank());
-        DeviceFloats grad(device, values);
+        DeviceNumbers grad(device, values);
         engine.push(keys[0], values, 0);
         engine.push(keys[1], grad.span(), 0, grad.place());
         // Pushes of a key that is in flight are staged; what was pushed may be overwritten at once.
@@ -240,6 +218,29 @@ TEST(DeviceRounds, PushesArePulledAnywhere) {
       }
     });
   }
+}
+
+TEST(DeviceRounds, PushesThatAreStagedTakeTheirMemoryFromAPool) {
+  const auto device = std::make_shared<StreamsDevice>();
+  run_job({1, 1}, [&](Engine& engine) {
+    engine.compression().set(spec("fp16"), "fp16");
+    const auto key = engine.declare(std::vector<KeySpec>{{"w", {3000}}}).front();
+    const DeviceNumbers grad(device, random_floats(3000, 1)), out(device, std::vector<float>(3000));
+    std::size_t allocations = 0;
+    for (int step = 0; step < 6; ++step) {
+      // The first waits for a stream that is held, so the others are staged.
+      std::promise<void> gate;
+      const auto opened = gate.get_future().share();
+      static_cast<compress::HostStream*>(grad.place().stream)->enqueue([opened] { opened.wait(); });
+      std::vector<BegunPush> pushes;
+      for (int i = 0; i < 3; ++i) pushes.push_back(engine.begin_push(key, grad.view(), 0, grad.place()));
+      gate.set_value();
+      for (const BegunPush& push : pushes) push.taken.wait();
+      engine.pull(key, out.view(), 0, out.place()).wait();
+      if (step == 2) allocations = device->allocations();
+    }
+    EXPECT_EQ(device->allocations(), allocations) << "a push that allocates";
+  });
 }
 
 TEST(DeviceRounds, ATensorThatMovesTakesItsResidualAlong) {
@@ -344,7 +345,7 @@ TEST(DeviceRounds, APushedValueIsStillThereAfterAResidualWasReplaced) {
   run_job({1, 1}, [&](Engine& engine) {
     engine.compression().set(spec("fp16"), "fp16");
     const auto key = engine.declare(std::vector<KeySpec>{{"w", {100}}}).front();
-    const DeviceFloats grad(device, std::vector<float>(100, 2.0F));
+    const DeviceNumbers grad(device, std::vector<float>(100, 2.0F));
     engine.push(key, grad.span(), 0, grad.place());
     std::vector<float> out(100);
     engine.pull(key, out, 0).wait();
@@ -385,7 +386,7 @@ TEST(DeviceRounds, WeightsOfAnOptimizerComeToTheDevice) {
     const auto key = engine.declare(std::vector<KeySpec>{{"w", {100}}}).front();
     engine.init(key, std::vector<float>(100, 10.0F));
     engine.set_optimizer("test rescale_grad=1");
-    const DeviceFloats grad(device, std::vector<float>(100, 0.5F));
+    const DeviceNumbers grad(device, std::vector<float>(100, 0.5F));
     engine.push_pull(key, grad.span(), grad.span(), 0, 1, grad.place()).wait();
     EXPECT_EQ(grad.values(), std::vector<float>(100, 11.0F));
   });
@@ -398,7 +399,7 @@ TEST(DeviceRounds, OfDeltasTheSecondPullBringsTheServersOwnWeight) {
     const auto key = engine.declare(std::vector<KeySpec>{{"w", {20'000}}}).front();
     engine.init(key, std::vector<float>(20'000));
     engine.set_optimizer("sgd learning_rate=1");
-    const DeviceFloats grad(device, std::vector<float>(20'000, 0.1F)), weight(device, grad.values());
+    const DeviceNumbers grad(device, std::vector<float>(20'000, 0.1F)), weight(device, grad.values());
     for (int round = 1; round <= 2; ++round) {
       engine.push(key, grad.span(), 0, grad.place());
       for (const double expected : {-0.3 - 0.25 * (round - 1), -0.3 * round}) {  // the first is told whole
@@ -412,12 +413,45 @@ TEST(DeviceRounds, OfDeltasTheSecondPullBringsTheServersOwnWeight) {
   run_hosts({3, 2}, {"x", "x", "y"}, body);
 }
 
+// Whatever the memory is for, the job ends at once with what the device says.
+TEST(DeviceRounds, ADeviceWithoutMemoryEndsTheJobAndIsNamed) {
+  for (const bool is_staged : {false, true}) {
+    const auto device = std::make_shared<StreamsDevice>();
+    const auto job = [&](Engine& engine) {
+      engine.compression().set(spec("int8"), "int8");
+      const auto key = engine.declare(std::vector<KeySpec>{{"w", {100}}}).front();
+      const DeviceNumbers grad(device, std::vector<float>(100, 1.0F));
+      std::promise<void> gate;
+      const auto opened = gate.get_future().share();
+      if (is_staged) {
+        engine.push(key, grad.view(), 0, grad.place());
+        static_cast<compress::HostStream*>(grad.place().stream)->enqueue([opened] { opened.wait(); });
+        engine.begin_push(key, grad.view(), 0, grad.place());  // the next one finds it in flight
+      }
+      device->fill();
+      const auto push = [&] {
+        const BegunPush push = engine.begin_push(key, grad.view(), 0, grad.place());
+        gate.set_value();
+        push.taken.wait();
+        push.done.wait();
+      };
+      EXPECT_THAT(push, testing::ThrowsMessage<std::runtime_error>(HasSubstr("bytes of streams: full")));
+    };
+    EXPECT_THAT(
+        [&] {
+          run_job({1, 1}, job);
+        },
+        testing::ThrowsMessage<transport::TransportError>(HasSubstr("bytes of streams: full")))
+        << is_staged;
+  }
+}
+
 TEST(DeviceRounds, ADeviceThatFailsIsSaidByTheTicket) {
   const auto device = std::make_shared<StreamsDevice>();
   const auto job = [&](Engine& engine) {
     engine.compression().set(spec("fp16"), "fp16");
     const auto key = engine.declare(std::vector<KeySpec>{{"w", {100}}}).front();
-    const DeviceFloats grad(device, std::vector<float>(100, 1.0F));
+    const DeviceNumbers grad(device, std::vector<float>(100, 1.0F));
     engine.push_pull(key, grad.span(), grad.span(), 0, 1, grad.place()).wait();
     device->fail("an illegal memory access was encountered");
     EXPECT_THAT([&] { engine.push_pull(key, grad.span(), grad.span(), 0, 1, grad.place()).wait(); },
