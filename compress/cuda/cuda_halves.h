@@ -6,8 +6,7 @@
 #include <cstddef>
 #include <span>
 
-#include "compress/dense/dense_scalar.h"
-#include "compress/device/device_codec.h"
+#include "compress/device/device.h"
 
 namespace gradwire::compress {
 

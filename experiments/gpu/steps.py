@@ -461,7 +461,7 @@ STEPS = (
     Step("cpp", "C++ tests that need a device", 30, cpp_rows),
     Step("sanitizer", "compute-sanitizer over every twin", 20, sanitizer_rows),
     Step("codecs", "the twins beside the device's own copy", 25, codec_rows),
-    Step("stores", "stores with tensors of the device", 70, store_rows, shares_gpu=True),
+    Step("stores", "stores with tensors of the device", 65, store_rows, shares_gpu=True),
     Step("front-ends", "training through every front end", 75, front_end_rows, shares_gpu=True),
     Step("nccl", "ranks of NCCL that share a GPU", 80, nccl_rows, shares_gpu=True),
     Step("transformer", "124 M parameters, 10 Gbit", 130, transformer_rows("10gbit", ARMS), shares_gpu=True),

@@ -13,12 +13,16 @@
 namespace gradwire::transport {
 namespace {
 
+// What the main job says of a leader that left comes over other connections, so it may come later. With the
+// leader nobody waits for, the delay costs nothing.
+constexpr std::chrono::milliseconds kLongestFarewell{2000};
+
 class HostNode final : public Messenger, private Sink {
  public:
   HostNode(Messenger& job, std::vector<std::uint32_t> members, std::unique_ptr<Messenger> node,
            std::chrono::milliseconds patience)
       : job_(job), members_(std::move(members)), patience_(patience), node_(std::move(node)) {}
-  ~HostNode() override { node_->detach(); }
+  ~HostNode() override { detach(); }
 
   Node self() const override { return to_job(node_->self()); }
   World world() const override {
@@ -41,7 +45,11 @@ class HostNode final : public Messenger, private Sink {
     sink_ = &sink;
     node_->attach(*this);
   }
-  void detach() override { node_->detach(); }
+  void detach() override {
+    node_->detach();
+    // No goodbye comes any more, so nobody else assigns it.
+    farewell_ = {};
+  }
   void send(Node to, std::vector<Frame> frames) override {
     const Node at_host = to_host(to);
     try {
@@ -84,9 +92,16 @@ class HostNode final : public Messenger, private Sink {
   }
 
   void on_goodbye(Node peer, const std::string& error) override {
+    if (peer.role != Role::kServer) return sink_->on_goodbye(to_job(peer), error);
     // The leader has left, as it does at the end of the main job: what breaks afterwards is no failure.
-    if (peer.role == Role::kServer) ends();
-    sink_->on_goodbye(to_job(peer), error);
+    ends();
+    farewell_ = std::jthread([this, peer, error](const std::stop_token& stop) {
+      std::unique_lock waiting(mutex_);
+      detached_.wait_for(waiting, stop, std::min(patience_, kLongestFarewell), [] { return false; });
+      if (stop.stop_requested()) return;
+      waiting.unlock();
+      sink_->on_goodbye(to_job(peer), error);
+    });
   }
 
   void on_failure(const std::string& text) override {
@@ -122,9 +137,9 @@ class HostNode final : public Messenger, private Sink {
   Sink* sink_ = nullptr;
   const std::unique_ptr<Messenger> node_;
   std::mutex mutex_;  // guards what follows
-  std::condition_variable_any ended_;
+  std::condition_variable_any ended_, detached_;
   bool over_ = false;
-  std::jthread reporter_;  // last member: joined before the rest dies
+  std::jthread reporter_, farewell_;  // last members: joined before the rest dies
 };
 
 }  // namespace

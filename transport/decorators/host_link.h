@@ -5,7 +5,8 @@
 // Lifetime: the main job's Messenger outlives the link.
 // Failure: the main job watches every process, and names the dead by the rank that people know. So the link
 // reports its own findings to the main job only if that has not failed within `patience`. Until then frames
-// over it are lost.
+// over it are lost. Likewise the main job says why a leader left, if it was no clean end: its goodbye reaches
+// the sink a moment later than it came.
 #pragma once
 
 #include <chrono>

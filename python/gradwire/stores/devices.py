@@ -104,9 +104,9 @@ class DeviceSum:
         Args:
             values: float32 tensors of PyTorch, each on a device, all of one shape.
         """
-        total = values[0]
+        total = values[0].clone()
         for value in values[1:]:
-            total = total + value.to(total.device)
+            total += value.to(total.device)
         return total
 
     def summed(self, key: Hashable, values: Sequence[Any]) -> Any:

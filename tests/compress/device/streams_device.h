@@ -100,7 +100,7 @@ class StreamsDevice final : public Device {
     return memory;
   }
   Memory allocate_pinned(std::size_t bytes) const override {
-    ++allocations_;
+    ++pinned_allocations_;
     return {static_cast<std::byte*>(std::malloc(bytes == 0 ? 1 : bytes)),
             [](std::byte* at) { std::free(at); }};
   }
@@ -161,7 +161,9 @@ class StreamsDevice final : public Device {
   }
   /// From now on, no memory can be had there.
   void fill() const { is_full_ = true; }
+  /// Of its own memory.
   std::size_t allocations() const { return allocations_; }
+  std::size_t pinned_allocations() const { return pinned_allocations_; }
   std::uint64_t bytes_to_host() const { return bytes_to_host_; }
   std::uint64_t bytes_to_device() const { return bytes_to_device_; }
 
@@ -193,6 +195,7 @@ class StreamsDevice final : public Device {
   mutable std::exception_ptr failure_;
   mutable std::atomic<bool> is_full_{false};
   mutable std::atomic<std::size_t> allocations_{0};
+  mutable std::atomic<std::size_t> pinned_allocations_{0};
   mutable std::atomic<std::uint64_t> bytes_to_host_{0};
   mutable std::atomic<std::uint64_t> bytes_to_device_{0};
   mutable HostStream default_;

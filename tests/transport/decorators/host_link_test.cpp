@@ -87,6 +87,28 @@ TEST(HostLink, ThatHasFailedFailsNoSender) {
   EXPECT_NO_THROW(link.server->send({Role::kWorker, 3}, one(make_frame(Kind::kReply, 7))));
 }
 
+// The job says why a leader left, over other connections: its word may come later, and must come first.
+TEST(HostLink, TellsOfALeaderThatLeftOnceTheJobHasHadTimeToSayWhy) {
+  HostOfTwo link;
+  Ear in_link;
+  link.second->attach(in_link);
+  const auto began = std::chrono::steady_clock::now();
+  link.server->leave(kPatience);
+  ASSERT_TRUE(in_link.hears_goodbye_of({Role::kServer, 1}));
+  EXPECT_GE(std::chrono::steady_clock::now() - began, std::chrono::milliseconds(200));
+  link.second->detach();
+}
+
+TEST(HostLink, TellsNobodyOfALeaderOnceItIsDetached) {
+  HostOfTwo link;
+  Ear in_link;
+  link.second->attach(in_link);
+  link.server->leave(kPatience);
+  link.second->detach();
+  std::this_thread::sleep_for(std::chrono::milliseconds(300));
+  EXPECT_THAT(in_link.goodbyes(0), testing::IsEmpty());
+}
+
 TEST(HostLink, ThatEndsWithItsServerIsNoFailure) {
   HostOfTwo link;
   Ear in_link, in_job;
