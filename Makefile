@@ -67,7 +67,8 @@ test: build  ## style, C++ tests and Python tests; ONLY="kvstore tests/python/kv
 	@$(PYTHON) -m tests.run $(if $(ONLY),--only $(ONLY)) $(if $(SINCE),--since $(SINCE))
 
 soak: build  ## `make test` with ten million fuzzed inputs a decoder, 10 000 rounds under faults, 200 kills, ... (hours)
-	@GRADWIRE_FUZZ_ROUNDS=$${GRADWIRE_FUZZ_ROUNDS:-1000000} GRADWIRE_FAULT_ROUNDS=$${GRADWIRE_FAULT_ROUNDS:-10000} $(PYTHON) -m tests.run --soak
+	@GRADWIRE_FUZZ_ROUNDS=$${GRADWIRE_FUZZ_ROUNDS:-1000000} GRADWIRE_FAULT_ROUNDS=$${GRADWIRE_FAULT_ROUNDS:-10000} \
+	 GRADWIRE_RESIDUAL_ROUNDS=$${GRADWIRE_RESIDUAL_ROUNDS:-300} $(PYTHON) -m tests.run --soak
 
 wheel: wheel-requirements  ## dist/gradwire-*.whl, which carries its libraries: it runs where none of packages.txt is installed
 	@$(PYTHON) python/make_wheel.py

@@ -1,7 +1,7 @@
 // Codec turns a run of float gradients into a payload and payloads back into sums.
 //
 // Threading: a Codec is immutable; every const method may run on many threads at once (on different spans).
-// Lifetime: nothing keeps a span after the call; nothing allocates per call beyond the caller's buffers.
+// Lifetime: nothing keeps a span after the call; scratch memory, if any, is a thread's, made once.
 //
 // A run handed to a Codec starts on a codec-unit boundary of one tensor and, unless it ends the tensor, holds
 // whole units. So cutting a tensor into other partitions changes no bit of any unit.

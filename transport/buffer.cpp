@@ -85,7 +85,20 @@ struct BufferPool::Shelf {
       }
     }
     // Without the lock: pinned memory may take milliseconds to make.
-    return make_block ? make_block(block_bytes) : new_block(block_bytes);
+    if (!make_block) return new_block(block_bytes);
+    try {
+      return make_block(block_bytes);
+    } catch (const std::exception&) {
+      free_idle();  // of other sizes
+      return make_block(block_bytes);
+    }
+  }
+
+  void free_idle() {
+    std::map<std::size_t, std::vector<Block>> freed;  // after the lock
+    const std::lock_guard lock(mutex);
+    freed.swap(idle);
+    idle_bytes = 0;
   }
 
   void put(Block block, std::size_t block_bytes) {
@@ -116,5 +129,7 @@ Buffer BufferPool::take(std::size_t size_bytes) {
   };
   return Buffer(std::shared_ptr<std::byte>(bytes, std::move(give_back)), {bytes, size_bytes});
 }
+
+void BufferPool::free_idle() { shelf_->free_idle(); }
 
 }  // namespace gradwire::transport

@@ -23,7 +23,8 @@ inline constexpr std::size_t kHeaderBytes = 112;
 /// Part of the wire format, never renumber.
 enum class Role : std::uint8_t { kScheduler = 1, kServer = 2, kWorker = 3 };
 
-/// One process of a job. Part of the wire format as role << 24 | rank.
+/// A worker, a server or the scheduler of a job; a process may host a worker and a server. Part of the wire
+/// format as role << 24 | rank.
 struct Node {
   Role role = Role::kWorker;
   std::uint32_t rank = 0;
@@ -42,17 +43,18 @@ enum class Kind : std::uint8_t {
   kHeartbeat = 3,       ///< both ways, empty
   kExchange = 4,        ///< worker -> scheduler: one blob for a numbered, named exchange
   kExchangeResult = 5,  ///< scheduler -> workers: all blobs in rank order
-  kGoodbye = 6,         ///< node -> scheduler -> servers and workers: this node has left cleanly
-  kFailure = 7,         ///< scheduler -> all, or any node -> scheduler: a named node failed; text
-  kReject = 8,          ///< to the sender of a frame that is not acceptable; text
-  kDeparture = 9,       ///< scheduler -> all: a server died and its mirror serves in its place; text
-  kWait = 10,           ///< worker -> scheduler: what it waits in; back: what of others' it has begun; text
+  kGoodbye =
+      6,  ///< node -> scheduler -> servers and workers: this node has left; the error that ended it, or empty
+  kFailure = 7,    ///< scheduler -> all, or any node -> scheduler: a named node failed; text
+  kReject = 8,     ///< to the sender of a frame that is not acceptable; text
+  kDeparture = 9,  ///< scheduler -> all: a server died and its mirror serves in its place; text
+  kWait = 10,      ///< worker -> scheduler: what it waits in; back: what of others' it has begun; text
   // data plane (kvstore/)
   kInit = 32,   ///< worker -> server: first value of a key
   kPush = 33,   ///< worker -> server: one contribution to a round; answered by kReply
   kReply = 34,  ///< server -> worker: the answer to a round
   kPull = 35,   ///< worker -> server: send the stored value; answered by kValue
-  kValue = 36,  ///< server -> worker: the stored value, fp32
+  kValue = 36,  ///< server -> worker: the stored value (kvstore/wire/PROTOCOL.md)
   kProbe = 37,  ///< worker -> server: is my push of this round here? answered by kReply, kHeld or kMissing
   kHeld = 38,   ///< server -> worker: your push is here, others are awaited (payload: their ranks, u32 each)
   kMissing = 39,     ///< server -> worker: send that push again
@@ -60,8 +62,8 @@ enum class Kind : std::uint8_t {
   kAck = 41,         ///< server -> worker: the request was carried out
   kError = 42,       ///< server -> worker: the request was refused; text
   kPost = 43,        ///< worker -> server: bytes for other workers to fetch; answered by kDelivered
-  kFetch = 44,       ///< worker -> server: send me what that worker posted; answered by kLetter
-  kLetter = 45,      ///< server -> worker: those bytes; answered by kReceipt
+  kFetch = 44,       ///< worker -> server: send me what that worker posted; answered by kBlob
+  kBlob = 45,        ///< server -> worker: those bytes; answered by kReceipt
   kReceipt = 46,     ///< worker -> server: they are here
   kDelivered = 47,   ///< server -> worker: every recipient has what you posted
   kClock = 48,       ///< worker -> server: what time is it there? answered by kTime

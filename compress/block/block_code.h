@@ -1,4 +1,6 @@
-// The codes of 2 to 8 bits that a scaled element becomes, one by one and packed.
+// The codes of 2, 4 or 8 bits that a scaled element becomes, one by one and packed. A width divides 8:
+// put_code(), the kernels and a device's items of four elements rely on codes that lie within one byte.
+// Another width needs a room of its own (payload/bit_stream.h).
 //
 // Source: fp8: float8.h; nf2 and nf4: normal_float.h. Integers are rounded to nearest, or dithered.
 //
@@ -46,9 +48,12 @@ constexpr std::size_t code_bits(Code code) {
       return 4;
     case Code::kNf2:
       return 2;
-    default:
+    case Code::kInt8:
+    case Code::kE4m3:
+    case Code::kE5m2:
       return 8;
   }
+  return 0;
 }
 
 /// Bytes of a scale in a payload: a bfloat16, else a float32.
@@ -71,9 +76,11 @@ constexpr float largest(Code code) {
       return 57344;
     case Code::kNf2:
       return kLargeLevel;
-    default:
+    case Code::kInt8:
+    case Code::kNf4:
       return 127;
   }
+  return 0;
 }
 
 /// Bytes of the codes of `elements` elements; bits of the last one that no element has are 0.

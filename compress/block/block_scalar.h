@@ -1,4 +1,4 @@
-// Codes of 2 to 8 bits with a scale for each block, block by block: the specification of block_kernels, on
+// Codes of 2, 4 or 8 bits with a scale for each block, block by block: the specification of block_kernels, on
 // every target byte for byte.
 //
 // Source: block-wise symmetric quantisation as in QSGD's buckets (Alistarh et al. 2017, section 4), Dettmers

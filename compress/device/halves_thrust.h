@@ -16,10 +16,10 @@
 
 namespace gradwire::compress {
 
-inline constexpr std::size_t kHalfBytes = 2;
+inline constexpr std::size_t kHalfBytes = dense::bytes_per_element(dense::Format::kF16);
 
 /// Whether items of these halves may move as 8 bytes.
-inline bool moves_whole(const std::byte* halves) noexcept {
+inline bool halves_move_whole(const std::byte* halves) noexcept {
   return reinterpret_cast<std::uintptr_t>(halves) % (kItemElements * kHalfBytes) == 0;
 }
 
@@ -28,7 +28,7 @@ struct WidenItem {
   const std::byte* halves;
   float* out;
   std::size_t elements;
-  bool whole_halves = moves_whole(halves);
+  bool whole_halves = halves_move_whole(halves);
   bool whole_floats = moves_whole(out);
 
   GRADWIRE_HOST_DEVICE void operator()(std::size_t item) const {
@@ -69,7 +69,7 @@ struct NarrowItem {
   std::byte* out;
   std::size_t elements;
   Rule rule{};
-  bool whole = moves_whole(out);
+  bool whole = halves_move_whole(out);
 
   GRADWIRE_HOST_DEVICE void operator()(std::size_t item) const {
     const std::size_t first = item * kItemElements;

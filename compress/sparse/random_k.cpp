@@ -36,7 +36,7 @@ struct RandomKWorkplace {
 };
 
 RandomKWorkplace& random_k_workplace() {
-  // Too long for a stack, and codecs allocate nothing in a call: each thread makes one, once.
+  // Too long for a stack, and too slow to allocate in every call: each thread makes one, once.
   thread_local RandomKWorkplace mine;
   return mine;
 }

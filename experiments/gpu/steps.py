@@ -247,7 +247,7 @@ def store_rows(machine: Machine) -> Iterator[Row]:
         yield Row(
             f"{name}, {machine.device} tensors", found, "failed" if other else "ok", {"records": records}
         )
-        if not machine.is_rehearsal:
+        if not machine.is_rehearsal and store != "device":  # there torch copies what a codec encodes
             more = [r["codec"] for r in records if r["bytes_from_device"] > 1.01 * r["bytes_encoded"] + 4096]
             found = f"more than payloads with {', '.join(more)}" if more else "payloads alone"
             yield Row(f"{name}, what left the device", found, "failed" if more else "ok")

@@ -107,7 +107,7 @@ void Aggregator::on_init(std::uint32_t worker, const Frame& frame, std::vector<A
   if (partition.next_step == 0 && partition.rounds.empty() && !partition.came_before(worker, header.step)) {
     partition.given[worker] = header.step;
     // What workers hold is of the value before. The next weight goes whole.
-    partition.told = {};
+    partition.held_by_workers = {};
     partition.count = header.count;
     partition.value.resize(header.count);
     partition.first64.resize(is_float64 ? header.count : 0);
@@ -224,7 +224,7 @@ void Aggregator::accept(std::uint32_t worker, Round& round, Frame frame) {
   ++round.arrived;
   // The others have waited for this push.
   if (is_whole(round)) stragglers_->note(worker);
-  sums_.tell(Moment::kTaken, header);
+  sums_.note(Moment::kTaken, header);
 }
 
 bool Aggregator::is_whole(const Round& round) const {
@@ -273,7 +273,7 @@ Round Aggregator::open_whole(const FrameHeader& header) {
 void Aggregator::complete(Partition& partition, Round round, std::vector<Answer>& answers) {
   Frame answer = sums_.answer(partition, round);
   if (seals(sealing_, codecs_.of(round.first))) answer.payload.seal();
-  sums_.tell(Moment::kAnswerReady, round.first);
+  sums_.note(Moment::kAnswerReady, round.first);
   publish(partition, std::move(answer), round.holders, answers);
 }
 

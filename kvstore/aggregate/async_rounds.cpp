@@ -26,7 +26,7 @@ void AsyncRounds::push(std::uint32_t worker, Partition& partition, Frame frame,
     if (is_last) answers.push_back({worker, answer(worker, partition, header, Delivery::kRepeat)});
     return;
   }
-  sums_.tell(RoundMoment::kTaken, header);
+  sums_.note(RoundMoment::kTaken, header);
   // Before the push is counted: if it cannot be applied, it is refused, and must not count as one that went
   // in.
   sums_.apply(partition, std::move(frame));
@@ -53,7 +53,7 @@ void AsyncRounds::answer_held(Partition& partition, std::vector<Answer>& answers
     const auto& [worker, push] = row;
     if (!workers_.awaited_by(worker, clocks_of(partition)).empty()) return false;
     answers.push_back({worker, answer(worker, partition, push, Delivery::kFirst)});
-    sums_.tell(RoundMoment::kAnswerReady, push);
+    sums_.note(RoundMoment::kAnswerReady, push);
     return true;
   });
 }

@@ -43,7 +43,8 @@ struct Partition {
   std::vector<float> value;     ///< first value or weight; empty: only sums are held
   std::vector<double> first64;  ///< the first value, where it is of float64; while there are no weights
   std::vector<float> residual;  ///< what replies of a lossy codec have not sent yet
-  std::vector<float> told;      ///< the weight as workers have it where they get deltas; empty: none has
+  std::vector<float>
+      held_by_workers;  ///< the weight as workers have it where they get deltas; empty: none has
   std::map<std::uint32_t, SentWeight> sent_to_each;  ///< likewise, by worker, at once
   /// By worker that gave a first value or a state: the step of the newest; they descend. For the job's life,
   /// since what comes late may come at any time.

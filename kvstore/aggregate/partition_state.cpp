@@ -18,22 +18,27 @@ namespace {
 constexpr std::size_t kHeadBytes = 24;
 /// Likewise of an optimizer's state alone: its steps u64.
 constexpr std::size_t kOptimizerHeadBytes = 8;
-constexpr std::uint32_t kHasValue = 1, kHasResidual = 2, kHasTold = 4, kHasFirst64 = 8;
+constexpr std::uint32_t kHasValue = 1, kHasResidual = 2, kHasHeld = 4, kHasFirst64 = 8;
 
 }  // namespace
 
 transport::Buffer encode_state(const PartitionState& state) {
-  // Either may be missing, but moments and `told` come with a value.
+  // Either may be missing, but moments and `held_by_workers` come with a value.
   const std::size_t count = std::max(state.value.size(), state.residual.size());
   const std::size_t moments = state.optimizer.moments.size();
-  const std::size_t floats = state.value.size() + state.residual.size() + state.told.size() + moments;
+  const std::size_t floats =
+      state.value.size() + state.residual.size() + state.held_by_workers.size() + moments;
   const std::uint32_t arrays =
       (state.value.empty() ? 0U : kHasValue) | (state.residual.empty() ? 0U : kHasResidual) |
-      (state.told.empty() ? 0U : kHasTold) | (state.first64.empty() ? 0U : kHasFirst64);
+      (state.held_by_workers.empty() ? 0U : kHasHeld) | (state.first64.empty() ? 0U : kHasFirst64);
   StateWriter to(kHeadBytes + floats * sizeof(float) + state.first64.size() * sizeof(double));
   to.put(state.next_step).put(state.optimizer.steps).put(arrays);
   to.put(count == 0 ? 0U : static_cast<std::uint32_t>(moments / count));
-  to.put(state.value).put(state.residual).put(state.optimizer.moments).put(state.told).put(state.first64);
+  to.put(state.value)
+      .put(state.residual)
+      .put(state.optimizer.moments)
+      .put(state.held_by_workers)
+      .put(state.first64);
   return std::move(to).buffer();
 }
 
@@ -45,8 +50,8 @@ PartitionState decode_partition_state(std::span<const std::byte> bytes, std::uin
   const auto arrays = from.get<std::uint32_t>();
   const auto moments = from.get<std::uint32_t>();
   if (state.next_step > kMaxSteps || state.optimizer.steps > kMaxSteps ||
-      arrays > (kHasValue | kHasResidual | kHasTold | kHasFirst64) || moments > kMaxMoments ||
-      ((moments > 0 || (arrays & (kHasTold | kHasFirst64)) != 0) && (arrays & kHasValue) == 0)) {
+      arrays > (kHasValue | kHasResidual | kHasHeld | kHasFirst64) || moments > kMaxMoments ||
+      ((moments > 0 || (arrays & (kHasHeld | kHasFirst64)) != 0) && (arrays & kHasValue) == 0)) {
     throw compress::DecodeError(fmt::format(
         "state: step {}, optimizer's step {}, arrays {:#x} and {} kinds of moments are none that a "
         "server has",
@@ -66,7 +71,7 @@ PartitionState decode_partition_state(std::span<const std::byte> bytes, std::uin
   if ((arrays & kHasValue) != 0) state.value = from.array<float>(count);
   if ((arrays & kHasResidual) != 0) state.residual = from.array<float>(count);
   state.optimizer.moments = from.array<float>(moments * count);
-  if ((arrays & kHasTold) != 0) state.told = from.array<float>(count);
+  if ((arrays & kHasHeld) != 0) state.held_by_workers = from.array<float>(count);
   if (has_first64) state.first64 = from.array<double>(count);
   return state;
 }

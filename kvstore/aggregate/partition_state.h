@@ -19,7 +19,8 @@ struct PartitionState {
   std::vector<float> value;     ///< first value or weight; empty: a round's sum has taken its place
   std::vector<float> residual;  ///< what replies of a lossy codec have not sent yet; empty: none
   OptimizerState optimizer;
-  std::vector<float> told{};  ///< the weight as workers have it where they get deltas; empty: they get none
+  std::vector<float>
+      held_by_workers{};  ///< the weight as workers have it where they get deltas; empty: they get none
   std::vector<double> first64{};  ///< the value, where that is a first one of float64; empty: it is not
   bool operator==(const PartitionState&) const = default;
 };

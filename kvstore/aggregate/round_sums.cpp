@@ -21,7 +21,7 @@ using transport::FrameHeader;
 using transport::Kind;
 
 Frame RoundSums::answer(Partition& partition, const Round& round) {
-  tell(RoundMoment::kAllHere, round.first);
+  note(RoundMoment::kAllHere, round.first);
   try {
     // Only here, when all are here: the error then reaches every worker of the round, as its answer.
     round.program_steps.require_alike();
@@ -58,7 +58,7 @@ Frame RoundSums::sum(Partition& partition, const Round& round, const compress::C
       codec, partition.count, kind,
       kind == ReplyKind::kSame ? std::span(partition.residual) : std::span<float>(), out.bytes());
   out.truncate(encoded.bytes);
-  tell(RoundMoment::kSummed, round.first);
+  note(RoundMoment::kSummed, round.first);
   partition.value = {};  // from now on the sum is what a pull gets
   partition.first64 = {};
   const std::uint32_t segments = round.first.flags & transport::kFlagSegments;
@@ -78,7 +78,7 @@ Frame RoundSums::sum(Partition& partition, const Round& round, const compress::C
 Frame RoundSums::sum_with_leftover(Partition& partition, const Round& round, const compress::Codec& codec,
                                    const Contributions& contributions) {
   const auto answer_with = [&]<typename Element>(const std::vector<Element>& sum) {
-    tell(RoundMoment::kSummed, round.first);
+    note(RoundMoment::kSummed, round.first);
     partition.value = {};  // as above
     partition.first64 = {};
     Buffer out = parts_.pool.take(sum.size() * sizeof(Element));
@@ -114,11 +114,11 @@ void RoundSums::update(Partition& partition, const Round& round, const compress:
                        const Contributions& contributions) {
   const std::vector<float> gradient = decoded_sum(partition, codec, contributions);
   parts_.updater.updater->update(partition.value, gradient, partition.optimizer_state);
-  tell(RoundMoment::kSummed, round.first);
+  note(RoundMoment::kSummed, round.first);
 }
 
 void RoundSums::apply(Partition& partition, Frame push) {
-  tell(RoundMoment::kAllHere, push.header);
+  note(RoundMoment::kAllHere, push.header);
   Round round;
   round.first = push.header;
   round.payloads.emplace_back(std::move(push.payload));

@@ -43,7 +43,7 @@ class RoundSums {
   RoundSums(std::uint32_t workers, const Parts& parts) : workers_(workers), parts_(parts) {}
 
   void set_watch(Watch watch) { watch_ = std::move(watch); }
-  void tell(RoundMoment moment, const transport::FrameHeader& push) const {
+  void note(RoundMoment moment, const transport::FrameHeader& push) const {
     if (watch_) watch_(moment, push);
   }
 

@@ -40,8 +40,8 @@ Frame StateTransfer::read(const FrameHeader& header) const {
       throw std::invalid_argument(fmt::format("{}: step {} is under way; end the rounds on all ranks before",
                                               name_of(header), partition.rounds.begin()->first));
     }
-    state = {partition.next_step,       partition.value, partition.residual,
-             partition.optimizer_state, partition.told,  partition.first64};
+    state = {partition.next_step,       partition.value,           partition.residual,
+             partition.optimizer_state, partition.held_by_workers, partition.first64};
   }
   return answer_to(header, Kind::kState, encode_state(state));
 }
@@ -75,8 +75,9 @@ Frame StateTransfer::write(std::uint32_t worker, const Frame& frame) {
   partition.value = std::move(state.value);
   partition.first64 = std::move(state.first64);
   partition.residual = std::move(state.residual);
-  // Where pushes are applied at once each worker is told apart, and first of all a whole weight.
-  partition.told = async_workers_.has_policy() ? std::vector<float>() : std::move(state.told);
+  // Where pushes are applied at once each worker gets deltas of its own, and first of all a whole weight.
+  partition.held_by_workers =
+      async_workers_.has_policy() ? std::vector<float>() : std::move(state.held_by_workers);
   partition.optimizer_state = std::move(state.optimizer);
   partition.next_step = state.next_step;
   partition.clocks.reset();  // all workers' go on from there

@@ -16,7 +16,7 @@ void WeightSender::set_replies(std::string_view text, Partitions& partitions) {
   WeightReplies replies(text);
   if (replies.text() == replies_.text()) return;
   for (auto& [id, partition] : partitions) {
-    if (replies_.are_deltas()) partition.told = {};  // else they are a checkpoint's
+    if (replies_.are_deltas()) partition.held_by_workers = {};  // else they are a checkpoint's
     partition.sent_to_each.clear();
   }
   replies_ = std::move(replies);
@@ -58,32 +58,33 @@ Frame WeightSender::weight(const Partition& partition, const FrameHeader& reques
     return whole(round_what_fits(replies_.codec(), partition.value), request);
   }
   // As workers hold it, so that all of them pull the same. Content 1 asks for the server's own.
-  const bool is_told =
-      replies_.are_deltas() && !partition.told.empty() && content_of(request) != Content::kWeight;
-  return whole(is_told ? partition.told : partition.value, request);
+  const bool shows_held =
+      replies_.are_deltas() && !partition.held_by_workers.empty() && content_of(request) != Content::kWeight;
+  return whole(shows_held ? partition.held_by_workers : partition.value, request);
 }
 
-/// What makes the weight of what was told, which it then is but for what the codec leaves out.
-Frame WeightSender::tell(const Partition& partition, std::vector<float>& told, std::uint32_t worker,
-                         const FrameHeader& request) {
+/// A difference that makes the weight of what the worker holds; `held` is then that but for what the codec
+/// leaves out.
+Frame WeightSender::encode_weight(const Partition& partition, std::vector<float>& held, std::uint32_t worker,
+                                  const FrameHeader& request) {
   // A codec that draws random numbers draws others in each round, and for each worker that has deltas of its
   // own.
   const compress::Position position{static_cast<std::uint32_t>(request.key), worker, partition.next_step,
                                     request.offset};
-  if (!told.empty()) {
-    if (auto delta = encode_delta(replies_.codec(), partition.value, position, told, pool_))
+  if (!held.empty()) {
+    if (auto delta = encode_delta(replies_.codec(), partition.value, position, held, pool_))
       return encoded(Content::kWeightDelta, std::move(*delta), request);
   } else {
     // Nobody holds any weight yet: the first one goes whole, and deltas begin from it.
-    told = partition.value;
+    held = partition.value;
   }
-  // Also where a difference was not finite: encode_delta() has then made `told` what workers are to hold.
-  return whole(told, request);
+  // Also where a difference was not finite: encode_delta() has then made `held` what workers are to hold.
+  return whole(held, request);
 }
 
 Frame WeightSender::new_weight(Partition& partition, const FrameHeader& request) {
-  if (replies_.are_deltas()) return tell(partition, partition.told, workers_, request);
-  partition.told = {};  // a checkpoint's, of rounds before
+  if (replies_.are_deltas()) return encode_weight(partition, partition.held_by_workers, workers_, request);
+  partition.held_by_workers = {};  // a checkpoint's, of rounds before
   return weight(partition, request);
 }
 
@@ -93,32 +94,32 @@ Frame WeightSender::async_weight(std::uint32_t worker, Partition& partition, Pus
     clocks.show(worker);
     return weight(partition, request);
   }
-  SentWeight& told = partition.sent_to_each[worker];
+  SentWeight& held = partition.sent_to_each[worker];
   if (request.kind == Kind::kPull) {
     // Steps of a worker's pulls descend, so this one was here before, or is late.
-    if (request.step >= told.last_pull) delivery = Delivery::kRepeat;
-    told.last_pull = std::min(told.last_pull, request.step);
+    if (request.step >= held.last_pull) delivery = Delivery::kRepeat;
+    held.last_pull = std::min(held.last_pull, request.step);
   }
-  if (delivery == Delivery::kRepeat && !told.weight.empty()) return whole(told.weight, request);
+  if (delivery == Delivery::kRepeat && !held.weight.empty()) return whole(held.weight, request);
   // Not for a repeated answer: it shows the worker no newer weight, so staleness counts from the first one.
   clocks.show(worker);
   // The worker says that it does not hold what was sent last.
-  if (content_of(request) != Content::kWeightDelta) told.weight.clear();
-  return tell(partition, told.weight, worker, request);
+  if (content_of(request) != Content::kWeightDelta) held.weight.clear();
+  return encode_weight(partition, held.weight, worker, request);
 }
 
 void WeightSender::forget_sent(Partitions& partitions) {
   for (auto& [id, partition] : partitions) {
-    for (auto& [worker, told] : partition.sent_to_each) told.weight.clear();
+    for (auto& [worker, held] : partition.sent_to_each) held.weight.clear();
   }
 }
 
 Frame WeightSender::last_answer(const Partition& partition, Content held, bool is_sealed) {
   const Frame& answer = *partition.answer;
-  // Made of `told`, and not of the weight: both ways leave a worker with the same floats.
+  // Made of `held`, and not of the weight: both ways leave a worker with the same floats.
   if (content_of(answer.header) != Content::kWeightDelta || held == Content::kWeightDelta)
     return share(answer);
-  Frame weight = whole(partition.told, answer.header);
+  Frame weight = whole(partition.held_by_workers, answer.header);
   weight.header.flags = answer.header.flags;
   if (is_sealed) weight.payload.seal();
   return weight;

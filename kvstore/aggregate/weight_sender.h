@@ -54,8 +54,8 @@ class WeightSender {
   transport::Frame whole(std::span<const float> weight, const transport::FrameHeader& request);
   transport::Frame encoded(Content content, transport::Buffer payload,
                            const transport::FrameHeader& request) const;
-  transport::Frame tell(const Partition& partition, std::vector<float>& told, std::uint32_t worker,
-                        const transport::FrameHeader& request);
+  transport::Frame encode_weight(const Partition& partition, std::vector<float>& held, std::uint32_t worker,
+                                 const transport::FrameHeader& request);
 
   const std::uint32_t workers_;
   transport::BufferPool& pool_;

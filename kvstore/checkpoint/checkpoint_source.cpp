@@ -108,8 +108,8 @@ void CheckpointSource::put(std::vector<Element>& into, std::size_t elements, con
 void CheckpointSource::add_own(PartitionState& state, const Range& range, std::uint64_t saved) {
   // A partition here may be made of several that were saved. If workers hold one of them, all of it has to
   // say what they hold.
-  const bool is_told = std::ranges::any_of(partitions_[saved], [&](const Held& held) {
-    return overlap(held.record->name, range.offset, range.count) && !partition(held).told.empty();
+  const bool shows_held = std::ranges::any_of(partitions_[saved], [&](const Held& held) {
+    return overlap(held.record->name, range.offset, range.count) && !partition(held).held_by_workers.empty();
   });
   for (const Held& held : partitions_[saved]) {
     const auto common = overlap(held.record->name, range.offset, range.count);
@@ -120,9 +120,9 @@ void CheckpointSource::add_own(PartitionState& state, const Range& range, std::u
     take_over(state.optimizer, range.count, *common, from.optimizer, held.record->name.count);
     if (!from.value.empty()) put(state.value, range.count, *common, from.value, false);
     if (!from.first64.empty()) put(state.first64, range.count, *common, from.first64, false);
-    if (is_told) {
-      const auto& told = from.told.empty() ? from.value : from.told;
-      if (!told.empty()) put(state.told, range.count, *common, told, false);
+    if (shows_held) {
+      const auto& weight = from.held_by_workers.empty() ? from.value : from.held_by_workers;
+      if (!weight.empty()) put(state.held_by_workers, range.count, *common, weight, false);
     }
   }
 }

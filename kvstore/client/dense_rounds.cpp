@@ -187,9 +187,8 @@ void DenseRounds::start_pull(Tensor& tensor) {
   // they agree. The next one brings the server's own weight (wire/PROTOCOL.md, "Weights").
   const bool is_more = tensor.is_shown || pull.is_for_servers_own;
   tensor.asks_for_servers_own = is_more && tensor.weight_replies->are_deltas();
-  // A value on a device comes to the host as float32. A pull into another type there asks the servers.
-  const bool is_here =
-      tensor.value_current && (pull.out.is_float32() || pull.device || !tensor.value_on_device);
+  // A device has no float64: a pull into one of a value there asks the servers.
+  const bool is_here = tensor.value_current && !(tensor.value_on_device && pull.out.is_float64());
   const bool asks = !is_here || tensor.asks_for_servers_own;
   // Answers to pulls are decoded on the host, and ended() copies them to the device.
   if (asks && pull.works_on_device()) parts_.devices.land(tensor, {});
@@ -219,7 +218,7 @@ void DenseRounds::bring_value(Tensor& tensor) {
   tensor.parts_left = 1;
   // The flag came with the answer to the push. Whoever uses its sum by a pull has to know it as well.
   if (tensor.met_nonfinite) pull.done.note_nonfinite();
-  // A device has no float64.
+  // Nor does it take one from the host.
   if (pull.device && !tensor.value64.empty())
     tensor.value.assign(tensor.value64.begin(), tensor.value64.end());
   if (pull.device || tensor.value_on_device) return parts_.devices.copy_value(tensor, job_of(tensor));

@@ -24,7 +24,8 @@ std::shared_ptr<DeviceLink> DeviceRounds::link(const std::shared_ptr<compress::D
   const std::lock_guard lock(mutex_);
   const auto found = std::ranges::find(links_, device.get(), [](const auto& row) { return row.first; });
   if (found != links_.end()) return found->second;
-  return links_.emplace_back(device.get(), std::make_shared<DeviceLink>(device)).second;
+  const auto staged = static_cast<std::size_t>(context_.options.push_ahead_bytes);
+  return links_.emplace_back(device.get(), std::make_shared<DeviceLink>(device, staged)).second;
 }
 
 DeviceTraffic DeviceRounds::traffic() const {
@@ -161,10 +162,16 @@ void DeviceRounds::copy_value(Tensor& tensor, Next next) {
   DeviceLink& link = operation.device ? *operation.device->link : tensor.on_device->link();
   const auto way = operation.device ? DeviceLink::Way::kToDevice : DeviceLink::Way::kToHost;
   // Within one device, memory is copied without crossing the bus, and does not count as traffic.
-  const auto copy = [value, out = operation.out, from_device,
+  const bool is_elsewhere = from_device && &tensor.on_device->link() != &link;
+  const auto copy = [value, out = operation.out, from_device, is_elsewhere,
                      to_device = operation.device.has_value()](DeviceLink::Batch& batch) {
-    if (!to_device) return batch.fetch(value, out.floats());
-    from_device ? batch.copy_floats(value, out) : batch.bring(value, out);
+    if (!to_device) return batch.fetch_rounded(value, out);
+    if (!from_device) return batch.bring(value, out);
+    if (!is_elsewhere || out.is_float32()) return batch.copy_floats(value, out);
+    // A kernel may not reach another device's memory; a copy does.
+    const std::span<float> here = batch.widened(value.size());
+    batch.copy(std::as_bytes(value), std::as_writable_bytes(here));
+    batch.copy_floats(here, out);
   };
   submit(tensor, link, way, copy, std::move(next));
 }

@@ -205,7 +205,7 @@ void RoundThread::handle(Node from, Frame frame) {
       return dense_.handle(from, std::move(frame));
     case Subject::kRows:
       return rows_.handle(from, frame);
-    case Subject::kLetter:
+    case Subject::kBlob:
       return blobs_.handle(frame);
     case Subject::kCommand:
       return commands_.handle(from, frame);

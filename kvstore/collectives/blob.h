@@ -1,4 +1,4 @@
-// A blob's name and readers, and their places in a frame's header. The wire format calls a blob a letter
+// A blob's name and readers, and their places in a frame's header
 // (wire/PROTOCOL.md, "Collectives").
 //
 // Threading: values and pure functions.

@@ -18,7 +18,7 @@ namespace {
 
 /// With dedicated servers, runs of this many bytes take turns among them.
 constexpr unsigned kTurnBits = 20;
-/// A letter is one request.
+/// A blob is one request.
 constexpr std::uint64_t kOnly = 0;
 
 }  // namespace
@@ -67,13 +67,13 @@ Ticket BlobClient::fetch(const char* what, const BlobId& id, std::span<std::byte
   return done;
 }
 
-/// Where a letter lies. A worker's own server hands its letters out without a hop on the wire.
+/// Where a blob lies. A worker's own server hands its blobs out without a hop on the wire.
 std::uint32_t BlobClient::server_of(const BlobId& id) const {
   if (hosts_server_) return id.poster;
   return static_cast<std::uint32_t>((id.poster + (id.offset >> kTurnBits)) % servers_);
 }
 
-/// Which of them has a letter by now is known to its server alone.
+/// Which of them has a blob by now is known to its server alone.
 std::vector<std::uint32_t> BlobClient::workers_of(const Readers& readers) const {
   std::vector<std::uint32_t> ranks;
   for (std::uint32_t rank = 0; rank < workers_; ++rank) {
@@ -89,7 +89,7 @@ void BlobClient::send(const FrameHeader& header, Buffer bytes) {
 
 /// What arrives damaged counts as lost.
 void BlobClient::handle(const Frame& frame) {
-  if (frame.header.kind == Kind::kLetter) return on_blob(frame);
+  if (frame.header.kind == Kind::kBlob) return on_blob(frame);
   if (frame.header.kind == Kind::kDelivered) return on_delivered(blob_id_of(frame.header));
   on_refusal(frame);
 }

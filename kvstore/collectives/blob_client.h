@@ -1,4 +1,4 @@
-// BlobClient is a worker's end of the servers' blobs, which the wire format calls letters: it posts blobs,
+// BlobClient is a worker's end of the servers' blobs: it posts blobs,
 // fetches others' and acknowledges them.
 //
 // Threading: post() and fetch() from any thread, they only hand over; the rest inside the Loop.

@@ -18,12 +18,12 @@ using transport::FrameHeader;
 using transport::Kind;
 
 std::string name_of(const BlobId& id) {
-  return fmt::format("letter {}/{}/{} of worker {}", id.sequence, id.phase, id.offset, id.poster);
+  return fmt::format("blob {}/{}/{} of worker {}", id.sequence, id.phase, id.offset, id.poster);
 }
 
 }  // namespace
 
-// A blob is in `letters_` from its post until its last reader has acknowledged it. Then its bytes are let
+// A blob is in `blobs_` from its post until its last reader has acknowledged it. Then its bytes are let
 // go, and its name goes to `delivered_`, for posts and fetches that come again. Names are forgotten when
 // their poster begins another collective. A fetch that comes before its blob is in `waiting_`.
 
@@ -39,7 +39,7 @@ void BlobStore::handle(std::uint32_t worker, Frame frame, std::vector<Answer>& a
   const FrameHeader header = frame.header;
   try {
     if (worker >= workers_)
-      throw Refused{Refusal::kLetter, fmt::format("worker {} is not one of {}", worker, workers_)};
+      throw Refused{Refusal::kBlob, fmt::format("worker {} is not one of {}", worker, workers_)};
     switch (header.kind) {
       case Kind::kPost:
         return on_post(worker, std::move(frame), answers);
@@ -48,13 +48,13 @@ void BlobStore::handle(std::uint32_t worker, Frame frame, std::vector<Answer>& a
       case Kind::kReceipt:
         return on_receipt(worker, header, answers);
       default:
-        throw Refused{Refusal::kLetter,
-                      fmt::format("frame kind {} is not of a letter", static_cast<int>(header.kind))};
+        throw Refused{Refusal::kBlob,
+                      fmt::format("frame kind {} is not of a blob", static_cast<int>(header.kind))};
     }
   } catch (const Refused& refused) {
     answers.push_back({worker, refusal_of(header, refused)});
   } catch (const std::exception& error) {  // an allocation that failed for what it holds
-    answers.push_back({worker, refusal_of(header, {Refusal::kLetter, error.what()})});
+    answers.push_back({worker, refusal_of(header, {Refusal::kBlob, error.what()})});
   }
 }
 
@@ -65,19 +65,19 @@ void BlobStore::on_post(std::uint32_t worker, Frame frame, std::vector<Answer>& 
   const BlobId id = blob_id_of(header);
   // Nobody may post in another worker's name: readers could not notice.
   if (id.poster != worker)
-    throw Refused{Refusal::kLetter, fmt::format("worker {} posted the {}", worker, name_of(id))};
+    throw Refused{Refusal::kBlob, fmt::format("worker {} posted the {}", worker, name_of(id))};
   if (header.count == 0 || header.count != frame.payload.size_bytes()) {
-    throw Refused{Refusal::kLetter,
-                  fmt::format("post of {}: {} bytes given, {} announced; a letter has at least one",
+    throw Refused{Refusal::kBlob,
+                  fmt::format("post of {}: {} bytes given, {} announced; a blob has at least one",
                               name_of(id), frame.payload.size_bytes(), header.count)};
   }
   if (id.sequence < newest_[worker]) return;  // repeated, and its poster has gone on since
   if (delivered_.contains(id)) return answers.push_back({worker, answer_to(header, Kind::kDelivered)});
-  if (const auto known = letters_.find(id); known != letters_.end()) {  // a letter or receipt may be lost
-    Letter& letter = known->second;
-    for (const std::uint32_t reader : std::exchange(letter.sent_to, {}))
-      deliver(letter, reader, letter.header, answers);
-    return refuse_if_gone(id, letter, answers);  // that may have been lost too
+  if (const auto known = blobs_.find(id); known != blobs_.end()) {  // a blob or receipt may be lost
+    Blob& blob = known->second;
+    for (const std::uint32_t reader : std::exchange(blob.sent_to, {}))
+      deliver(blob, reader, blob.header, answers);
+    return refuse_if_gone(id, blob, answers);  // that may have been lost too
   }
   auto readers = readers_of(worker, header);
   // A worker begins a collective when its blobs of the one before are delivered. Only their names are left
@@ -85,24 +85,22 @@ void BlobStore::on_post(std::uint32_t worker, Frame frame, std::vector<Answer>& 
   drop_older(worker, id.sequence);
   // After drop_older(): what an earlier collective left does not count.
   if (held_[worker] >= most_per_worker_) {
-    throw Refused{Refusal::kLetter,
-                  fmt::format("post of {}: worker {} has {} letters here, at most {} are held", name_of(id),
-                              worker, held_[worker], most_per_worker_)};
+    throw Refused{Refusal::kBlob, fmt::format("post of {}: worker {} has {} blobs here, at most {} are held",
+                                              name_of(id), worker, held_[worker], most_per_worker_)};
   }
   ++held_[worker];
-  Letter& letter = letters_[id];
-  letter = {header, std::move(frame.payload), std::move(readers), {}};
-  answer_waiting(id, letter, answers);
-  refuse_if_gone(id, letter, answers);
+  Blob& blob = blobs_[id];
+  blob = {header, std::move(frame.payload), std::move(readers), {}};
+  answer_waiting(id, blob, answers);
+  refuse_if_gone(id, blob, answers);
 }
 
 /// Tells the poster of a reader that has left before it fetched.
-void BlobStore::refuse_if_gone(const BlobId& id, const Letter& letter, std::vector<Answer>& answers) const {
-  for (const std::uint32_t reader : letter.readers) {
+void BlobStore::refuse_if_gone(const BlobId& id, const Blob& blob, std::vector<Answer>& answers) const {
+  for (const std::uint32_t reader : blob.readers) {
     // One refusal ends the poster's collective, so the first reader that is gone is enough.
     if (!gone_.contains(reader)) continue;
-    return answers.push_back(
-        {id.poster, refusal_of(letter.header, {Refusal::kLetter, left_text(reader, id)})});
+    return answers.push_back({id.poster, refusal_of(blob.header, {Refusal::kBlob, left_text(reader, id)})});
   }
 }
 
@@ -115,20 +113,20 @@ std::set<std::uint32_t> BlobStore::readers_of(std::uint32_t poster, const FrameH
     if (is_asked && rank != poster) readers.insert(rank);
   }
   if (readers.empty()) {
-    throw Refused{Refusal::kLetter, fmt::format("post of {}: none of the other {} workers may read it",
-                                                name_of(blob_id_of(header)), workers_ - 1)};
+    throw Refused{Refusal::kBlob, fmt::format("post of {}: none of the other {} workers may read it",
+                                              name_of(blob_id_of(header)), workers_ - 1)};
   }
   return readers;
 }
 
-void BlobStore::answer_waiting(const BlobId& id, Letter& letter, std::vector<Answer>& answers) {
+void BlobStore::answer_waiting(const BlobId& id, Blob& blob, std::vector<Answer>& answers) {
   const auto found = waiting_.find(id);
   if (found == waiting_.end()) return;
   for (const auto& [reader, fetch] : found->second) {
     --waiting_count_[reader];
     try {
       // A fetch is noted before anybody knows the blob's readers and length. They are compared here.
-      deliver(letter, reader, fetch, answers);
+      deliver(blob, reader, fetch, answers);
     } catch (const Refused& refused) {
       answers.push_back({reader, refusal_of(fetch, refused)});
     }
@@ -141,7 +139,7 @@ void BlobStore::drop_older(std::uint32_t poster, std::uint64_t sequence) {
   newest_[poster] = sequence;
   const BlobId first{poster, 0, 0, 0};
   const BlobId end{poster, sequence, 0, 0};
-  letters_.erase(letters_.lower_bound(first), letters_.lower_bound(end));
+  blobs_.erase(blobs_.lower_bound(first), blobs_.lower_bound(end));
   delivered_.erase(delivered_.lower_bound(first), delivered_.lower_bound(end));
   held_[poster] = 0;
 }
@@ -151,66 +149,65 @@ void BlobStore::drop_older(std::uint32_t poster, std::uint64_t sequence) {
 void BlobStore::on_fetch(std::uint32_t worker, const FrameHeader& header, std::vector<Answer>& answers) {
   const BlobId id = blob_id_of(header);
   if (id.poster >= workers_ || id.poster == worker) {
-    throw Refused{Refusal::kLetter, fmt::format("fetch of {} by worker {}: expected another worker's, of {}",
-                                                name_of(id), worker, workers_)};
+    throw Refused{Refusal::kBlob, fmt::format("fetch of {} by worker {}: expected another worker's, of {}",
+                                              name_of(id), worker, workers_)};
   }
-  if (const auto found = letters_.find(id); found != letters_.end())
+  if (const auto found = blobs_.find(id); found != blobs_.end())
     return deliver(found->second, worker, header, answers);
   if (delivered_.contains(id) || id.sequence < newest_[id.poster]) return;  // repeated
-  if (gone_.contains(id.poster)) throw Refused{Refusal::kLetter, left_text(id.poster, id)};
+  if (gone_.contains(id.poster)) throw Refused{Refusal::kBlob, left_text(id.poster, id)};
   wait(worker, id, header);
 }
 
 void BlobStore::wait(std::uint32_t worker, const BlobId& id, const FrameHeader& header) {
   if (waiting_count_[worker] >= most_per_worker_) {
-    throw Refused{Refusal::kLetter,
-                  fmt::format("fetch of {}: worker {} waits for {} letters already, at most {} are noted",
+    throw Refused{Refusal::kBlob,
+                  fmt::format("fetch of {}: worker {} waits for {} blobs already, at most {} are noted",
                               name_of(id), worker, waiting_count_[worker], most_per_worker_)};
   }
   // A repeated fetch waits once.
   if (waiting_[id].insert_or_assign(worker, header).second) ++waiting_count_[worker];
 }
 
-void BlobStore::deliver(Letter& letter, std::uint32_t reader, const FrameHeader& fetch,
+void BlobStore::deliver(Blob& blob, std::uint32_t reader, const FrameHeader& fetch,
                         std::vector<Answer>& answers) {
-  if (!letter.readers.contains(reader)) {
-    throw Refused{Refusal::kLetter, fmt::format("fetch of {}: it is not for worker {}, or has been received",
-                                                name_of(blob_id_of(fetch)), reader)};
+  if (!blob.readers.contains(reader)) {
+    throw Refused{Refusal::kBlob, fmt::format("fetch of {}: it is not for worker {}, or has been received",
+                                              name_of(blob_id_of(fetch)), reader)};
   }
-  if (fetch.count != letter.header.count) {
-    throw Refused{Refusal::kLetter,
-                  fmt::format("fetch of {}: {} bytes asked for, it has {}", name_of(blob_id_of(fetch)),
-                              fetch.count, letter.header.count)};
+  if (fetch.count != blob.header.count) {
+    throw Refused{Refusal::kBlob, fmt::format("fetch of {}: {} bytes asked for, it has {}",
+                                              name_of(blob_id_of(fetch)), fetch.count, blob.header.count)};
   }
   // Only a reader that was sent the blob may acknowledge it, or counts as having it when it leaves.
-  letter.sent_to.insert(reader);
-  answers.push_back({reader, answer_to(letter.header, Kind::kLetter, letter.bytes.share())});
+  blob.sent_to.insert(reader);
+  answers.push_back({reader, answer_to(blob.header, Kind::kBlob, blob.bytes.share())});
 }
 
 void BlobStore::on_receipt(std::uint32_t worker, const FrameHeader& header, std::vector<Answer>& answers) {
   const BlobId id = blob_id_of(header);
-  const auto found = letters_.find(id);
-  if (found == letters_.end()) return;  // repeated
-  Letter& letter = found->second;
-  if (!letter.sent_to.contains(worker)) {
+  const auto found = blobs_.find(id);
+  if (found == blobs_.end()) return;  // repeated
+  Blob& blob = found->second;
+  if (!blob.sent_to.contains(worker)) {
     throw Refused{
-        Refusal::kLetter,
+        Refusal::kBlob,
         fmt::format("receipt for {}: it was not sent to worker {}, or is acknowledged", name_of(id), worker)};
   }
   acknowledge(worker, found, answers);
 }
 
-/// Returns the letter after that one.
-BlobStore::Letters::iterator BlobStore::acknowledge(std::uint32_t reader, Letters::iterator at,
-                                                    std::vector<Answer>& answers) {
-  auto& [id, letter] = *at;
-  letter.sent_to.erase(reader);
-  letter.readers.erase(reader);
-  if (!letter.readers.empty()) return std::next(at);
-  answers.push_back({id.poster, answer_to(letter.header, Kind::kDelivered)});
+/// Returns the blob after that one.
+BlobStore::Blobs::iterator BlobStore::acknowledge(std::uint32_t reader, Blobs::iterator at,
+                                                  std::vector<Answer>& answers) {
+  auto& [id, blob] = *at;
+  blob.sent_to.erase(reader);
+  blob.readers.erase(reader);
+  if (!blob.readers.empty()) return std::next(at);
+  answers.push_back({id.poster, answer_to(blob.header, Kind::kDelivered)});
   // The name still counts in held_, which therefore bounds both.
   delivered_.insert(id);
-  return letters_.erase(at);
+  return blobs_.erase(at);
 }
 
 // ------------------------------------------------------------------------------------- the end
@@ -228,19 +225,19 @@ void BlobStore::forget_worker(std::uint32_t worker, std::vector<Answer>& answers
     if (id.poster != worker) continue;
     for (const auto& [reader, fetch] : waiting) {
       --waiting_count_[reader];
-      answers.push_back({reader, refusal_of(fetch, {Refusal::kLetter, left_text(worker, id)})});
+      answers.push_back({reader, refusal_of(fetch, {Refusal::kBlob, left_text(worker, id)})});
     }
     waiting.clear();
   }
   std::erase_if(waiting_, [](const auto& entry) { return entry.second.empty(); });
-  for (auto at = letters_.begin(); at != letters_.end();) {
-    const auto& [id, letter] = *at;
-    if (letter.sent_to.contains(worker)) {  // it has not asked again: the receipt was lost
+  for (auto at = blobs_.begin(); at != blobs_.end();) {
+    const auto& [id, blob] = *at;
+    if (blob.sent_to.contains(worker)) {  // it has not asked again: the receipt was lost
       at = acknowledge(worker, at, answers);
       continue;
     }
-    if (id.poster != worker && letter.readers.contains(worker))
-      answers.push_back({id.poster, refusal_of(letter.header, {Refusal::kLetter, left_text(worker, id)})});
+    if (id.poster != worker && blob.readers.contains(worker))
+      answers.push_back({id.poster, refusal_of(blob.header, {Refusal::kBlob, left_text(worker, id)})});
     ++at;
   }
 }

@@ -39,32 +39,32 @@ class BlobStore {
   void forget_worker(std::uint32_t worker, std::vector<Answer>& answers, const std::string& error = {});
 
  private:
-  struct Letter {
+  struct Blob {
     transport::FrameHeader header;  ///< of the post
     transport::Buffer bytes;
     std::set<std::uint32_t> readers;  ///< those that have not acknowledged it
     std::set<std::uint32_t> sent_to;  ///< of those, the ones that it was sent to
   };
-  using Letters = std::map<BlobId, Letter>;
+  using Blobs = std::map<BlobId, Blob>;
   using Waiting = std::map<std::uint32_t, transport::FrameHeader>;  ///< fetches by worker
 
   void on_post(std::uint32_t worker, transport::Frame frame, std::vector<Answer>& answers);
   std::string left_text(std::uint32_t worker, const BlobId& id) const;
-  void refuse_if_gone(const BlobId& id, const Letter& letter, std::vector<Answer>& answers) const;
+  void refuse_if_gone(const BlobId& id, const Blob& blob, std::vector<Answer>& answers) const;
   void on_fetch(std::uint32_t worker, const transport::FrameHeader& header, std::vector<Answer>& answers);
   void on_receipt(std::uint32_t worker, const transport::FrameHeader& header, std::vector<Answer>& answers);
-  Letters::iterator acknowledge(std::uint32_t reader, Letters::iterator at, std::vector<Answer>& answers);
+  Blobs::iterator acknowledge(std::uint32_t reader, Blobs::iterator at, std::vector<Answer>& answers);
   void wait(std::uint32_t worker, const BlobId& id, const transport::FrameHeader& header);
-  void deliver(Letter& letter, std::uint32_t reader, const transport::FrameHeader& fetch,
+  void deliver(Blob& blob, std::uint32_t reader, const transport::FrameHeader& fetch,
                std::vector<Answer>& answers);
-  void answer_waiting(const BlobId& id, Letter& letter, std::vector<Answer>& answers);
+  void answer_waiting(const BlobId& id, Blob& blob, std::vector<Answer>& answers);
   void drop_older(std::uint32_t poster, std::uint64_t sequence);
   std::set<std::uint32_t> readers_of(std::uint32_t poster, const transport::FrameHeader& header) const;
 
   std::uint32_t workers_;
   std::size_t most_per_worker_;
   Leavers gone_;
-  Letters letters_;
+  Blobs blobs_;
   std::map<BlobId, Waiting> waiting_;
   std::set<BlobId> delivered_;              ///< of each poster's newest sequence: for repeated posts
   std::vector<std::uint64_t> newest_;       ///< sequence, by poster

@@ -15,7 +15,7 @@
 namespace gradwire::kvstore {
 namespace {
 
-/// Parts of one collective whose letters must not be taken for each other's.
+/// Parts of one collective whose blobs must not be taken for each other's.
 enum Phase : std::uint64_t { kGiven = 0, kResult = 1 };
 
 /// Pieces of one collective in all: bounds what a server must remember, whatever the size of arrays.
@@ -71,17 +71,17 @@ Run near_equal_share(std::uint64_t total, std::uint32_t parts, std::uint32_t ind
 
 // A collective begins with agree(), an exchange that finds differences between the ranks and collects sizes.
 // Then it posts blobs, which borrow the caller's memory. It asks for others' blobs early, because a server
-// keeps a fetch until its blob comes. Letters waits for all of them, also where one has failed.
+// keeps a fetch until its blob comes. Blobs waits for all of them, also where one has failed.
 
-// One collective's letters. It outlasts none of its tickets: arrays and scratch memory are the caller's again
+// One collective's blobs. It outlasts none of its tickets: arrays and scratch memory are the caller's again
 // when it has gone.
-class Collectives::Letters {
+class Collectives::Blobs {
  public:
-  Letters(BlobClient& blobs, const char* what, std::uint64_t sequence, std::uint32_t rank,
-          std::uint64_t piece_bytes)
+  Blobs(BlobClient& blobs, const char* what, std::uint64_t sequence, std::uint32_t rank,
+        std::uint64_t piece_bytes)
       : blobs_(blobs), what_(what), sequence_(sequence), rank_(rank), piece_bytes_(piece_bytes) {}
 
-  ~Letters() {
+  ~Blobs() {
     for (const Ticket& ticket : tickets_) {
       try {
         ticket.wait();
@@ -89,8 +89,8 @@ class Collectives::Letters {
       }
     }
   }
-  Letters(const Letters&) = delete;
-  Letters& operator=(const Letters&) = delete;
+  Blobs(const Blobs&) = delete;
+  Blobs& operator=(const Blobs&) = delete;
 
   std::uint64_t piece_bytes() const { return piece_bytes_; }
 
@@ -187,16 +187,16 @@ void Collectives::all_reduce(std::span<const std::byte> in, std::span<std::byte>
   agree(kWhat, fmt::format("op={}\ndtype={}\nelements={}\n{}", name_of(op), name_of(type), elements, agreed));
   require_defined(op, type);  // now that it is the same on all
   const auto shares = shares_in_bytes(elements, bytes_of(type), workers_);
-  Letters letters(blobs_, kWhat, sequence_, rank_, piece_bytes_for(in.size()));
-  post_shares(letters, in, shares);
+  Blobs blobs(blobs_, kWhat, sequence_, rank_, piece_bytes_for(in.size()));
+  post_shares(blobs, in, shares);
   // In place, a result overwrites only what its maker has received from here before.
   for (const std::uint32_t rank : others())
-    letters.fetch_run(rank, kResult, shares[rank], part_of(out, shares[rank]));
-  reduce_share(letters, in, shares[rank_], part_of(out, shares[rank_]), type, op, [&](const Run& piece) {
+    blobs.fetch_run(rank, kResult, shares[rank], part_of(out, shares[rank]));
+  reduce_share(blobs, in, shares[rank_], part_of(out, shares[rank_]), type, op, [&](const Run& piece) {
     // A blob needs a reader.
-    if (workers_ > 1) letters.post(kResult, piece, {}, out);
+    if (workers_ > 1) blobs.post(kResult, piece, {}, out);
   });
-  letters.wait();
+  blobs.wait();
 }
 
 void Collectives::reduce_scatter(std::span<const std::byte> in, std::span<std::byte> out, DataType type,
@@ -212,33 +212,33 @@ void Collectives::reduce_scatter(std::span<const std::byte> in, std::span<std::b
   agree(kWhat, fmt::format("op={}\ndtype={}\nelements={}\nrow_elements={}\n{}", name_of(op), name_of(type),
                            elements, row_elements, agreed));
   require_defined(op, type);
-  Letters letters(blobs_, kWhat, sequence_, rank_, piece_bytes_for(in.size()));
-  post_shares(letters, in, shares);
-  reduce_share(letters, in, shares[rank_], out, type, op, [](const Run&) {});
-  letters.wait();
+  Blobs blobs(blobs_, kWhat, sequence_, rank_, piece_bytes_for(in.size()));
+  post_shares(blobs, in, shares);
+  reduce_share(blobs, in, shares[rank_], out, type, op, [](const Run&) {});
+  blobs.wait();
 }
 
 /// Gives everybody's share to who reduces it, a piece of each in turn.
-void Collectives::post_shares(Letters& letters, std::span<const std::byte> in,
+void Collectives::post_shares(Blobs& blobs, std::span<const std::byte> in,
                               std::span<const Run> shares) const {
   const std::uint64_t longest = shares.front().count;
-  for (std::uint64_t at = 0; at < longest; at += letters.piece_bytes()) {
+  for (std::uint64_t at = 0; at < longest; at += blobs.piece_bytes()) {
     for (const std::uint32_t rank : others()) {
       // Shares differ by one row, so the shorter ones may have a piece less.
       if (at >= shares[rank].count) continue;
-      const Run piece{shares[rank].offset + at, std::min(letters.piece_bytes(), shares[rank].count - at)};
-      letters.post(kGiven, piece, {.only = rank}, in);
+      const Run piece{shares[rank].offset + at, std::min(blobs.piece_bytes(), shares[rank].count - at)};
+      blobs.post(kGiven, piece, {.only = rank}, in);
     }
   }
 }
 
 /// Reduces this worker's share of all workers' arrays, piece by piece as they come; out holds the share.
 template <typename Reduced>
-void Collectives::reduce_share(Letters& letters, std::span<const std::byte> in, const Run& share,
+void Collectives::reduce_share(Blobs& blobs, std::span<const std::byte> in, const Run& share,
                                std::span<std::byte> out, DataType type, ReduceOp op,
                                const Reduced& reduced) const {
   std::vector<Run> pieces;
-  for_each_piece(share, letters.piece_bytes(), [&](const Run& piece) { pieces.push_back(piece); });
+  for_each_piece(share, blobs.piece_bytes(), [&](const Run& piece) { pieces.push_back(piece); });
   if (pieces.empty()) return;
   const std::uint64_t slot_bytes = pieces.front().count * (workers_ - 1);
   // Two at least: one piece arrives while the other is reduced.
@@ -254,7 +254,7 @@ void Collectives::reduce_share(Letters& letters, std::span<const std::byte> in, 
   const auto fetch = [&](std::size_t piece) {
     if (piece >= pieces.size()) return;
     for (std::size_t i = 0; i < ranks.size(); ++i)
-      arrived[piece].push_back(letters.fetch(ranks[i], kGiven, pieces[piece].offset, theirs(piece, i)));
+      arrived[piece].push_back(blobs.fetch(ranks[i], kGiven, pieces[piece].offset, theirs(piece, i)));
   };
   for (std::size_t piece = 0; piece < slots; ++piece) fetch(piece);
   std::vector<std::span<const std::byte>> parts(workers_);
@@ -283,45 +283,44 @@ void Collectives::broadcast(std::span<std::byte> values, DataType type, std::uin
   }
   if (workers_ == 1) return;
   const Run all{0, values.size()};
-  Letters letters(blobs_, kWhat, sequence_, rank_, piece_bytes_for(values.size()));
+  Blobs blobs(blobs_, kWhat, sequence_, rank_, piece_bytes_for(values.size()));
   // Dedicated servers get the root's bytes once in any case. Two workers, or one piece, leave nothing to
   // share out.
-  if (hosts_server_ && workers_ > 2 && values.size() > letters.piece_bytes()) {
-    scatter_and_gather(letters, values, root);
+  if (hosts_server_ && workers_ > 2 && values.size() > blobs.piece_bytes()) {
+    scatter_and_gather(blobs, values, root);
   } else if (rank_ == root) {
-    for_each_piece(all, letters.piece_bytes(),
-                   [&](const Run& piece) { letters.post(kGiven, piece, {}, values); });
+    for_each_piece(all, blobs.piece_bytes(),
+                   [&](const Run& piece) { blobs.post(kGiven, piece, {}, values); });
   } else {
-    letters.fetch_run(root, kGiven, all, values);
+    blobs.fetch_run(root, kGiven, all, values);
   }
-  letters.wait();
+  blobs.wait();
 }
 
 /// Each but the root gets a share from it, and passes that on to the rest: the root sends everything once,
 /// not once to each.
-void Collectives::scatter_and_gather(Letters& letters, std::span<std::byte> values,
-                                     std::uint32_t root) const {
+void Collectives::scatter_and_gather(Blobs& blobs, std::span<std::byte> values, std::uint32_t root) const {
   const auto shares = shares_in_bytes(values.size(), 1, workers_ - 1);
   const auto share_of = [&](std::uint32_t rank) { return shares[rank < root ? rank : rank - 1]; };
   if (rank_ == root) {
     for (const std::uint32_t rank : others()) {
-      for_each_piece(share_of(rank), letters.piece_bytes(),
-                     [&](const Run& piece) { letters.post(kGiven, piece, {.only = rank}, values); });
+      for_each_piece(share_of(rank), blobs.piece_bytes(),
+                     [&](const Run& piece) { blobs.post(kGiven, piece, {.only = rank}, values); });
     }
     return;
   }
   std::vector<std::pair<Run, Ticket>> own;
-  for_each_piece(share_of(rank_), letters.piece_bytes(), [&](const Run& piece) {
-    own.emplace_back(piece, letters.fetch(root, kGiven, piece.offset, part_of(values, piece)));
+  for_each_piece(share_of(rank_), blobs.piece_bytes(), [&](const Run& piece) {
+    own.emplace_back(piece, blobs.fetch(root, kGiven, piece.offset, part_of(values, piece)));
   });
   for (const std::uint32_t rank : others()) {
-    if (rank != root) letters.fetch_run(rank, kResult, share_of(rank), part_of(values, share_of(rank)));
+    if (rank != root) blobs.fetch_run(rank, kResult, share_of(rank), part_of(values, share_of(rank)));
   }
   for (const auto& [piece, arrived] : own) {
     // A blob is the memory of its poster, so a piece is passed on when it is there.
     arrived.wait();
     // The root has the values, and fetches nothing.
-    letters.post(kResult, piece, {.except = root}, values);
+    blobs.post(kResult, piece, {.except = root}, values);
   }
 }
 
@@ -340,16 +339,16 @@ Blocks Collectives::all_gather(std::span<const std::byte> block, DataType type, 
   }
   blocks.bytes = transport::Buffer::allocate(total);
   const auto out = blocks.bytes.bytes();
-  Letters letters(blobs_, kWhat, sequence_, rank_, piece_bytes_for(total));
+  Blobs blobs(blobs_, kWhat, sequence_, rank_, piece_bytes_for(total));
   if (workers_ > 1) {
-    for_each_piece({0, block.size()}, letters.piece_bytes(),
-                   [&](const Run& piece) { letters.post(kGiven, piece, {}, block); });
+    for_each_piece({0, block.size()}, blobs.piece_bytes(),
+                   [&](const Run& piece) { blobs.post(kGiven, piece, {}, block); });
   }
   for (const std::uint32_t rank : others())
-    letters.fetch_run(rank, kGiven, {0, runs[rank].count}, part_of(out, runs[rank]));
+    blobs.fetch_run(rank, kGiven, {0, runs[rank].count}, part_of(out, runs[rank]));
   // While the blobs travel.
   copy(block, part_of(out, runs[rank_]));
-  letters.wait();
+  blobs.wait();
   return blocks;
 }
 
@@ -365,7 +364,7 @@ Blocks Collectives::all_to_all(std::span<const std::span<const std::byte>> given
   for (const auto block : given) elements.push_back(elements_of(kWhat, block, type));
   const auto counts = agree(kWhat, fmt::format("dtype={}\n{}", name_of(type), agreed), elements);
 
-  // A letter's offset counts through all that its poster gives.
+  // A blob's offset counts through all that its poster gives.
   const auto offset_at = [&](std::uint32_t poster, std::uint32_t reader) {
     std::uint64_t offset = 0;
     for (std::uint32_t rank = 0; rank < reader; ++rank) offset += counts[poster][rank] * width;
@@ -383,16 +382,16 @@ Blocks Collectives::all_to_all(std::span<const std::span<const std::byte>> given
   for (std::uint64_t at = 0; const std::uint64_t count : blocks.elements)
     out.push_back(blocks.bytes.bytes().subspan(std::exchange(at, at + count * width), count * width));
 
-  Letters letters(blobs_, kWhat, sequence_, rank_, piece_bytes_for(grand_total));
+  Blobs blobs(blobs_, kWhat, sequence_, rank_, piece_bytes_for(grand_total));
   for (const std::uint32_t rank : others()) {
     const std::uint64_t begin = offset_at(rank_, rank);
-    for_each_piece({0, given[rank].size()}, letters.piece_bytes(), [&](const Run& piece) {
-      letters.post_at(kGiven, begin + piece.offset, {.only = rank}, part_of(given[rank], piece));
+    for_each_piece({0, given[rank].size()}, blobs.piece_bytes(), [&](const Run& piece) {
+      blobs.post_at(kGiven, begin + piece.offset, {.only = rank}, part_of(given[rank], piece));
     });
-    letters.fetch_run(rank, kGiven, {offset_at(rank, rank_), out[rank].size()}, out[rank]);
+    blobs.fetch_run(rank, kGiven, {offset_at(rank, rank_), out[rank].size()}, out[rank]);
   }
   copy(given[rank_], out[rank_]);
-  letters.wait();
+  blobs.wait();
   return blocks;
 }
 

@@ -73,16 +73,16 @@ class Collectives {
                     std::string_view agreed = {});
 
  private:
-  class Letters;
+  class Blobs;
   std::vector<std::vector<std::uint64_t>> agree(const char* what, const std::string& settings,
                                                 std::span<const std::uint64_t> counts = {});
   std::uint64_t piece_bytes_for(std::uint64_t total_bytes) const;
   std::vector<std::uint32_t> others() const;
-  void post_shares(Letters& letters, std::span<const std::byte> in, std::span<const Run> shares) const;
+  void post_shares(Blobs& blobs, std::span<const std::byte> in, std::span<const Run> shares) const;
   template <typename Reduced>
-  void reduce_share(Letters& letters, std::span<const std::byte> in, const Run& share,
-                    std::span<std::byte> out, DataType type, ReduceOp op, const Reduced& reduced) const;
-  void scatter_and_gather(Letters& letters, std::span<std::byte> values, std::uint32_t root) const;
+  void reduce_share(Blobs& blobs, std::span<const std::byte> in, const Run& share, std::span<std::byte> out,
+                    DataType type, ReduceOp op, const Reduced& reduced) const;
+  void scatter_and_gather(Blobs& blobs, std::span<std::byte> values, std::uint32_t root) const;
 
   transport::Messenger& messenger_;
   BlobClient& blobs_;

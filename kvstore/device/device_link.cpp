@@ -9,18 +9,24 @@ namespace gradwire::kvstore {
 
 namespace {
 
-constexpr std::size_t kKeptBytes = std::size_t{512} << 20;  // of each pool, while nobody uses them
+constexpr std::size_t kPinnedBytes = std::size_t{512} << 20;  // that are kept while nobody uses them
+// Elements that are converted at once on their way between device and host, so that little memory is kept for
+// it.
+constexpr std::size_t kRun = std::size_t{1} << 18;
 
 }  // namespace
 
-DeviceLink::DeviceLink(std::shared_ptr<compress::Device> device)
+DeviceLink::DeviceLink(std::shared_ptr<compress::Device> device, std::size_t staged_bytes)
     : device_(std::move(device)),
-      pinned_(kKeptBytes,
+      pinned_(kPinnedBytes,
               [device = device_](std::size_t bytes) {
                 device->use();
                 return device->allocate_pinned(bytes);
               }),
-      memory_(kKeptBytes, [this](std::size_t bytes) { return allocate(bytes); }) {
+      memory_(staged_bytes, [device = device_](std::size_t bytes) {
+        device->use();
+        return device->allocate(bytes);
+      }) {
   device_->use();
   for (Lane& lane : lanes_) lane.stream = device_->open_stream();
 }
@@ -47,12 +53,17 @@ const compress::DeviceCodec* DeviceLink::twin(const compress::Codec& codec) {
   return found->second.get();
 }
 
-compress::Device::Memory DeviceLink::allocate(std::size_t size_bytes) const {
+compress::Device::Memory DeviceLink::allocate(std::size_t size_bytes) {
   device_->use();
-  return device_->allocate(size_bytes);
+  try {
+    return device_->allocate(size_bytes);
+  } catch (const std::exception&) {
+    memory_.free_idle();  // which may be what is missing
+    return device_->allocate(size_bytes);
+  }
 }
 
-std::shared_ptr<float> DeviceLink::allocate_floats(std::size_t count) const {
+std::shared_ptr<float> DeviceLink::allocate_floats(std::size_t count) {
   auto memory = allocate(count * sizeof(float));
   return {memory, reinterpret_cast<float*>(memory.get())};
 }
@@ -76,7 +87,7 @@ std::span<std::byte> DeviceLink::Batch::room(std::span<std::byte>& bytes, std::s
   if (bytes.size() < size_bytes) {
     const std::size_t grown = std::max(size_bytes, 2 * bytes.size());
     // The old block stays: work that was queued before still reads or writes it.
-    lane_.memory.push_back(link_.device_->allocate(grown));
+    lane_.memory.push_back(link_.allocate(grown));
     bytes = {lane_.memory.back().get(), grown};
   }
   return bytes.first(size_bytes);
@@ -105,16 +116,30 @@ void DeviceLink::Batch::cross(const void* from, void* to, std::size_t size_bytes
 
 void DeviceLink::Batch::fetch(ConstArrayView from, std::span<float> to) {
   if (from.is_float32()) return cross(from.bytes().data(), to.data(), to.size_bytes());
-  const std::span<float> floats = widened(to.size());
-  copy_as_floats(from, floats);
-  cross(floats.data(), to.data(), to.size_bytes());
+  for (std::size_t at = 0; at < to.size(); at += kRun) {
+    const std::span<float> floats = widened(std::min(kRun, to.size() - at));
+    copy_as_floats(from.subspan(at, floats.size()), floats);
+    cross(floats.data(), to.data() + at, floats.size_bytes());
+  }
 }
 
 void DeviceLink::Batch::bring(std::span<const float> from, ArrayView to) {
   if (to.is_float32()) return cross(from.data(), to.bytes().data(), from.size_bytes());
-  const std::span<float> floats = widened(from.size());
-  cross(from.data(), floats.data(), from.size_bytes());
-  copy_floats(floats, to);
+  for (std::size_t at = 0; at < from.size(); at += kRun) {
+    const std::span<float> floats = widened(std::min(kRun, from.size() - at));
+    cross(from.data() + at, floats.data(), floats.size_bytes());
+    copy_floats(floats, to.subspan(at, floats.size()));
+  }
+}
+
+void DeviceLink::Batch::fetch_rounded(std::span<const float> from, ArrayView to) {
+  if (to.is_float32()) return cross(from.data(), to.bytes().data(), from.size_bytes());
+  for (std::size_t at = 0; at < from.size(); at += kRun) {
+    const ArrayView run = to.subspan(at, std::min(kRun, from.size() - at));
+    const ArrayView rounded(to.type(), staging(run.bytes().size()));
+    copy_floats(from.subspan(at, run.size()), rounded);
+    cross(rounded.bytes().data(), run.bytes().data(), run.bytes().size());
+  }
 }
 
 void DeviceLink::Batch::copy(std::span<const std::byte> from, std::span<std::byte> to) {
@@ -132,7 +157,6 @@ void DeviceLink::Batch::copy_floats(std::span<const float> from, ArrayView to) {
 }
 
 void DeviceLink::Batch::round_residual(std::span<const float> values, ArrayView run) {
-  if (run.is_float32()) return copy(std::as_bytes(values), run.bytes());
   link_.device_->bf16_from_residuals(values, run.bytes().data(), stream());
 }
 

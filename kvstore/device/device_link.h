@@ -30,7 +30,8 @@ class DeviceLink {
   enum class Way : std::uint8_t { kToHost, kToDevice };
   class Batch;
 
-  explicit DeviceLink(std::shared_ptr<compress::Device> device);
+  /// staged_bytes: of device memory that take_memory() keeps while nobody uses it.
+  DeviceLink(std::shared_ptr<compress::Device> device, std::size_t staged_bytes);
   ~DeviceLink();
   DeviceLink(const DeviceLink&) = delete;
   DeviceLink& operator=(const DeviceLink&) = delete;
@@ -39,9 +40,9 @@ class DeviceLink {
   /// The twin of the codec; null where the device has none. Lives as long as this.
   const compress::DeviceCodec* twin(const compress::Codec& codec);
   /// Memory of the device, to keep.
-  compress::Device::Memory allocate(std::size_t size_bytes) const;
+  compress::Device::Memory allocate(std::size_t size_bytes);
   /// The same for `count` floats.
-  std::shared_ptr<float> allocate_floats(std::size_t count) const;
+  std::shared_ptr<float> allocate_floats(std::size_t count);
   /// Memory of the device for a while, from a pool: an allocation there waits for all that it does.
   transport::Buffer take_memory(std::size_t size_bytes) { return memory_.take(size_bytes); }
   /// Pinned memory of the host, from a pool.
@@ -91,16 +92,19 @@ class DeviceLink::Batch {
   void wait_for(const Marks& marks);
   /// Copies between host and device, counted.
   void cross(const void* from, void* to, std::size_t size_bytes);
-  /// The same of floats on the host, in place of widened().
+  /// The same between numbers of at most 32 bits there and floats on the host, a run at a time.
   void fetch(ConstArrayView from, std::span<float> to);
   void bring(std::span<const float> from, ArrayView to);
+  /// From floats there to numbers of at most 32 bits on the host, which are rounded before they cross.
+  void fetch_rounded(std::span<const float> from, ArrayView to);
 
-  // Copies within the device. Those with a type on one side are as kvstore's functions of these names, of
-  // types of at most 32 bits.
+  // Copies within the device. Those with a type on one side are as the functions of these names in
+  // array_view.h and residual.h, of types of at most 32 bits.
 
   void copy(std::span<const std::byte> from, std::span<std::byte> to);
   void copy_as_floats(ConstArrayView from, std::span<float> to);
   void copy_floats(std::span<const float> from, ArrayView to);
+  /// Requires a run of kBfloat16.
   void round_residual(std::span<const float> values, ArrayView run);
 
   /// Ends the batch: next is called when all of it is done.

@@ -12,8 +12,9 @@ using compress::DeviceReport;
 using compress::kDeviceAlignment;
 using compress::UnitScale;
 
-constexpr std::size_t padded(std::size_t bytes) {
-  return (bytes + kDeviceAlignment - 1) / kDeviceAlignment * kDeviceAlignment;
+/// The next multiple of kDeviceAlignment, of bytes or of floats.
+constexpr std::size_t padded(std::size_t count) {
+  return (count + kDeviceAlignment - 1) / kDeviceAlignment * kDeviceAlignment;
 }
 
 /// A report in pinned memory, behind `bytes` of payload.
@@ -81,13 +82,12 @@ void DeviceTensor::store_residual(std::size_t offset, std::span<const float> val
 
 std::vector<float> DeviceTensor::fetch_residual() const {
   const ArrayView there = residual();
-  Residual here(residual_type_);
-  if (there.empty()) return {};
-  here.assign_zeros(elements_);
+  std::vector<float> floats(there.size());
+  if (floats.empty()) return floats;
   DeviceLink::Batch batch(*link_, DeviceLink::Way::kToHost);
-  batch.cross(there.bytes().data(), here.view().bytes().data(), there.bytes().size());
+  batch.fetch(there, floats);
   batch.finish();
-  return here.floats();
+  return floats;
 }
 
 std::span<std::byte> DeviceTensor::scale_bytes() const { return {scales_.get(), units_ * sizeof(UnitScale)}; }
@@ -169,35 +169,37 @@ void DeviceTensor::encode(const DeviceRound& round, const Part& part, ConstArray
       at += piece.size();
     }
   }
-  // What lies there in 16 bits is widened run by run: twins work in float32.
-  const bool widens_in = !in.is_float32();
-  const bool widens_residual = codec.lossy() && residual_type_ != ElementType::kFloat32;
+  ConstArrayView values = in.subspan(part.offset, part.count);
+  const ArrayView kept = codec.lossy() ? residual().subspan(part.offset, part.count) : ArrayView();
+  ArrayView rest = kept;
+  // Twins work in float32.
+  const bool widens_values = !values.is_float32(), widens_rest = !rest.is_float32();
+  const std::size_t room = padded(part.count);  // so that the second array begins at a multiple, too
+  const auto widened = batch.widened(room * ((widens_values ? 1U : 0U) + (widens_rest ? 1U : 0U)));
+  if (widens_values) {
+    batch.copy_as_floats(values, widened.first(part.count));
+    values = widened.first(part.count);
+  }
+  if (widens_rest) {
+    rest = widened.last(room).first(part.count);
+    batch.copy_as_floats(kept, rest.floats());
+  }
   const auto staging = batch.staging(codec.max_encoded_size(part.count));
   std::size_t end = 0;
   for (const Run& run : runs_of(round, part)) {
     const std::size_t begin = round.segmented == nullptr ? 0 : round.segmented->segment_after(end);
+    const std::size_t at = run.first - part.offset;
     const compress::DeviceWork work{batch.stream(), payload->report(),
                                     batch.scratch(round.twin->scratch_bytes(run.count))};
-    const std::size_t room = padded(run.count);  // so that the second array begins at a multiple, too
-    const auto widened = batch.widened(room * ((widens_in ? 1U : 0U) + (widens_residual ? 1U : 0U)));
-    ConstArrayView values = in.subspan(run.first, run.count);
-    if (widens_in) {
-      batch.copy_as_floats(values, widened.first(run.count));
-      values = widened.first(run.count);
-    }
-    const ArrayView kept = codec.lossy() ? residual().subspan(run.first, run.count) : ArrayView();
-    ArrayView rest = kept;
-    if (widens_residual) {
-      rest = widened.last(room).first(run.count);
-      batch.copy_as_floats(kept, rest.floats());
-    }
+    const auto residual = rest.empty() ? std::span<float>() : rest.floats().subspan(at, run.count);
     // In a round that does not know them yet, the codec sends floats, which agree them.
     const auto scales = round.scales_known ? scales_of(run) : std::span<UnitScale>();
-    payload->segment_bytes.push_back(round.twin->encode(
-        values.floats(), rest.floats(), scales, staging.subspan(begin), position_of(round, run), work));
-    if (widens_residual) batch.round_residual(rest.floats(), kept);
+    payload->segment_bytes.push_back(round.twin->encode(values.floats().subspan(at, run.count), residual,
+                                                        scales, staging.subspan(begin),
+                                                        position_of(round, run), work));
     end = begin + payload->segment_bytes.back();
   }
+  if (widens_rest) batch.round_residual(rest.floats(), kept);
   batch.cross(staging.data(), payload->data(), end);
   batch.then([payload = std::move(payload), next = std::move(next)](std::exception_ptr error) mutable {
     next(std::move(payload), std::move(error));

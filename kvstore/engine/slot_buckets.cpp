@@ -97,8 +97,9 @@ void SlotBuckets::bind(std::span<const KeyId> keys, std::span<const ArrayView> v
   for (std::size_t i = 0; i < keys.size(); ++i) {
     context_.keys.require_size("bind_slots", keys[i], values[i].size());
     if (values[i].is_float64()) {
-      throw std::invalid_argument(fmt::format("bind_slots: key '{}' was given as {}; give float32",
-                                              context_.keys.spec(keys[i]).name, name_of(values[i].type())));
+      throw std::invalid_argument(
+          fmt::format("bind_slots: key '{}' was given as {}; give float32, or fewer bits",
+                      context_.keys.spec(keys[i]).name, name_of(values[i].type())));
     }
     // As they travel, so that buckets are the same on ranks whose arrays are of another type.
     bytes.push_back(values[i].size() * sizeof(float));

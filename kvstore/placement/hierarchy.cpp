@@ -10,7 +10,7 @@
 
 #include "kvstore/placement/host_relay.h"
 #include "kvstore/runtime/pieces.h"
-#include "transport/zmq/zmq_messenger.h"
+#include "transport/zmq/scheduler.h"
 
 namespace gradwire::kvstore {
 

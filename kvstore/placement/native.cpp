@@ -18,6 +18,7 @@
 #include "kvstore/runtime/loop.h"
 #include "kvstore/wire/answer.h"
 #include "kvstore/wire/protocol.h"
+#include "transport/thread_name.h"
 
 namespace gradwire::kvstore {
 namespace {
@@ -97,6 +98,7 @@ class Native final : public transport::Messenger {
         aggregator_(workers_),
         collective_(std::move(collective)),
         thread_([this] {
+          transport::name_this_thread("gw native");
           loop_->run(
               kTick, [] {}, [this] { tell_failure(); });
         }) {}

@@ -415,10 +415,11 @@ class ReplyReader {
     if (codec_->agrees_scales() || kind_ > ReplyKind::kSame)
       throw DecodeError("rows: the reply's codec is none of rows");
     if (!tells_ways(*codec_, kind_)) return;
-    const std::size_t told = opened_.ids.size() * sizeof(std::uint16_t);
-    if (opened_.body.size() < told) throw DecodeError("rows: the reply does not say who sent each row");
-    ways_ = opened_.body.first(told);
-    opened_.body = opened_.body.subspan(told);
+    const std::size_t sender_bytes = opened_.ids.size() * sizeof(std::uint16_t);
+    if (opened_.body.size() < sender_bytes)
+      throw DecodeError("rows: the reply does not say who sent each row");
+    ways_ = opened_.body.first(sender_bytes);
+    opened_.body = opened_.body.subspan(sender_bytes);
   }
 
   const std::vector<std::uint64_t>& ids() const { return opened_.ids; }

@@ -257,7 +257,7 @@ void Server::lose_mirror(Node server) {
 void Server::tell_time_to(Node worker, const transport::FrameHeader& asked) {
   const auto now = TraceClock::now();
   std::vector<Frame> frames;
-  frames.push_back(tell_time(asked, trace_ ? trace_->told(now) : now));
+  frames.push_back(tell_time(asked, trace_ ? trace_->with_offset(now) : now));
   try {
     messenger_->send(worker, std::move(frames));
   } catch (

@@ -22,6 +22,7 @@
 #include "kvstore/trace/trace_file.h"
 #include "transport/decorators/faulty_messenger.h"
 #include "transport/decorators/logged_messenger.h"
+#include "transport/zmq/scheduler.h"
 #include "transport/zmq/zmq_messenger.h"
 
 namespace {
@@ -114,14 +115,16 @@ void declare_scheduler(CLI::App& app, Arguments& a) {
   app.add_flag("--servers-optional", a.zmq.servers_optional,
                "scheduler: workers that host servers of their own may come instead of using the servers");
   app.add_option("--min-workers", a.zmq.min_workers,
-                 "scheduler, with --on-failure continue: a job with fewer ends")
+                 "scheduler, with --on-failure continue: the job ends when fewer workers are left")
       ->check(CLI::PositiveNumber)
       ->capture_default_str();
   app.add_option("--regroup-timeout", a.regroup_timeout,
-                 "scheduler, likewise: seconds for which a silent worker is awaited when the job meets again")
+                 "scheduler, likewise: seconds to wait for a silent worker when the job forms its next "
+                 "generation")
       ->check(CLI::PositiveNumber)
       ->capture_default_str();
-  app.add_option("--regroup-patience", a.regroup_patience, "the same for one that lives and does not come")
+  app.add_option("--regroup-patience", a.regroup_patience,
+                 "scheduler, likewise: seconds to wait for a worker that is alive but busy")
       ->check(CLI::PositiveNumber)
       ->capture_default_str();
   app.add_option("--announce", a.announce,
@@ -150,14 +153,16 @@ void declare_server(CLI::App& app, Arguments& a) {
       ->check(CLI::IsMember({"auto", "always", "off"}))
       ->capture_default_str();
   app.add_option("--mirror-patience", a.mirror_patience,
-                 "server, with --replicas 1: seconds after which what its mirror has not is sent again")
+                 "server, with --replicas 1: seconds after which it sends its mirror again what that has not "
+                 "acknowledged")
       ->check(CLI::PositiveNumber)
       ->capture_default_str();
   app.add_option("--slow-warning", a.slow_warning,
-                 "server, likewise: seconds of waiting for its mirror after which it warns")
+                 "server, with --replicas 1: seconds of waiting for its mirror before it warns")
       ->check(CLI::PositiveNumber)
       ->capture_default_str();
-  app.add_option("--slow-abort", a.slow_abort, "server, likewise: after which the job fails")
+  app.add_option("--slow-abort", a.slow_abort,
+                 "server, with --replicas 1: seconds of waiting for its mirror before the job fails")
       ->check(CLI::PositiveNumber)
       ->capture_default_str();
 }

@@ -209,7 +209,7 @@ void ServerShard::handle(std::uint32_t worker, Frame frame) {
       return aggregator_.handle(worker, std::move(frame), answers_);
     case Subject::kRows:
       return rows_.handle(worker, std::move(frame), answers_);
-    case Subject::kLetter:
+    case Subject::kBlob:
       return blobs_.handle(worker, std::move(frame), answers_);
     case Subject::kCommand:
       return carry_out(worker, std::move(frame));

@@ -69,7 +69,7 @@ std::optional<ClockReading> ClockProbe::read_server(std::uint32_t server, const 
     const nanoseconds round_trip = answer->here - sent;
     // The error of a reading is at most half its round trip.
     if (best && best->round_trip <= round_trip) continue;
-    const auto middle = trace.told(sent + round_trip / 2);
+    const auto middle = trace.with_offset(sent + round_trip / 2);
     if (!can_subtract(answer->there, middle)) continue;  // no clock shows that
     best = ClockReading{server, answer->there - middle, round_trip, middle};
   }

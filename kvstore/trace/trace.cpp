@@ -106,7 +106,7 @@ void Trace::start() {
   for (const auto& buffer : buffers_) buffer->take(forgotten);
   readings_.clear();
   dropped_before_ = dropped_ever();
-  started_ = told(TraceClock::now());
+  started_ = with_offset(TraceClock::now());
   on_.store(true, std::memory_order_relaxed);
 }
 
@@ -121,10 +121,10 @@ void Trace::add(const Span& span) noexcept {
     homeless_.fetch_add(1, std::memory_order_relaxed);
     return;
   }
-  Span told = span;
-  told.begin = this->told(span.begin);
-  told.end = this->told(span.end);
-  buffer->add(told);
+  Span shifted = span;
+  shifted.begin = with_offset(span.begin);
+  shifted.end = with_offset(span.end);
+  buffer->add(shifted);
 }
 
 void Trace::name_key(Tier tier, std::uint64_t key, std::string name) {

@@ -91,7 +91,9 @@ class Trace {
   bool is_on() const noexcept { return on_.load(std::memory_order_relaxed); }
 
   /// A time of TraceClock as the trace writes it: with the offset.
-  TraceClock::time_point told(TraceClock::time_point time) const { return time + options_.clock_offset; }
+  TraceClock::time_point with_offset(TraceClock::time_point time) const {
+    return time + options_.clock_offset;
+  }
 
   /// Notes a span, in times of TraceClock. Waits for no other thread, but for a thread's first span. Leaves
   /// out one whose begin is the epoch: the trace was off then.

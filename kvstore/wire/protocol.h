@@ -29,7 +29,7 @@ enum class Dtype : std::uint8_t {
 enum class Refusal : std::uint8_t {
   kFinal = 0,      ///< the request is wrong; the text says why
   kSendAgain = 1,  ///< the payload did not arrive whole
-  kLetter = 2,     ///< kPost, kFetch or kReceipt: nothing to do with a key; final
+  kBlob = 2,       ///< kPost, kFetch or kReceipt: nothing to do with a key; final
   kRows = 3,       ///< kRowInit, kRowPush or kRowPull: of a table of rows; final
 };
 

@@ -12,7 +12,7 @@ Subject subject_of_request(Kind kind) {
     case Kind::kPost:
     case Kind::kFetch:
     case Kind::kReceipt:
-      return Subject::kLetter;
+      return Subject::kBlob;
     case Kind::kRowInit:
     case Kind::kRowPush:
     case Kind::kRowPull:
@@ -28,9 +28,9 @@ Subject subject_of_request(Kind kind) {
 
 Subject subject_of_answer(const FrameHeader& answer) {
   switch (answer.kind) {
-    case Kind::kLetter:
+    case Kind::kBlob:
     case Kind::kDelivered:
-      return Subject::kLetter;
+      return Subject::kBlob;
     case Kind::kRowAck:
     case Kind::kRowReply:
     case Kind::kRowHeld:
@@ -38,7 +38,7 @@ Subject subject_of_answer(const FrameHeader& answer) {
     case Kind::kRowState:
       return Subject::kRows;
     case Kind::kError:
-      if (answer.content == static_cast<std::uint8_t>(Refusal::kLetter)) return Subject::kLetter;
+      if (answer.content == static_cast<std::uint8_t>(Refusal::kBlob)) return Subject::kBlob;
       if (answer.content == static_cast<std::uint8_t>(Refusal::kRows)) return Subject::kRows;
       [[fallthrough]];
     case Kind::kAck:

@@ -10,7 +10,7 @@
 
 namespace gradwire::kvstore {
 
-enum class Subject : std::uint8_t { kTensor, kRows, kLetter, kCommand };
+enum class Subject : std::uint8_t { kTensor, kRows, kBlob, kCommand };
 
 /// For a server. A kind that is no request counts as a tensor's, whose handler refuses it.
 Subject subject_of_request(transport::Kind kind);

@@ -60,16 +60,16 @@ float largest_of(const compress::Codec& codec) {
 /// No NaN does.
 bool fits(float value, float largest) { return std::fabs(value) <= largest; }
 
-/// Encodes weight - told to payload. Returns its bytes; nothing, and told as it was, where a difference is
+/// Encodes weight - held to payload. Returns its bytes; nothing, and held as it was, where a difference is
 /// not finite.
 std::optional<std::size_t> encode_finite(const compress::Codec& codec, std::span<const float> weight,
-                                         const compress::Position& position, std::span<float> told,
+                                         const compress::Position& position, std::span<float> held,
                                          std::span<std::byte> payload) {
   const std::span<float> difference = scratch(weight.size());
-  std::ranges::transform(weight, told, difference.begin(), std::minus());
+  std::ranges::transform(weight, held, difference.begin(), std::minus());
   const compress::Encoded encoded = codec.encode(difference, {}, {}, payload, position);
   if (encoded.nonfinite) return std::nullopt;
-  add_delta(codec, payload.first(encoded.bytes), told);
+  add_delta(codec, payload.first(encoded.bytes), held);
   return encoded.bytes;
 }
 
@@ -120,10 +120,10 @@ std::vector<float> round_what_fits(const compress::Codec& codec, std::span<const
 }
 
 std::optional<Buffer> encode_delta(const compress::Codec& codec, std::span<const float> weight,
-                                   const compress::Position& position, std::span<float> told,
+                                   const compress::Position& position, std::span<float> held,
                                    BufferPool& pool) {
   Buffer out = pool.take(codec.max_encoded_size(weight.size()));
-  if (const auto bytes = encode_finite(codec, weight, position, told, out.bytes())) {
+  if (const auto bytes = encode_finite(codec, weight, position, held, out.bytes())) {
     out.truncate(*bytes);
     return out;
   }
@@ -132,9 +132,9 @@ std::optional<Buffer> encode_delta(const compress::Codec& codec, std::span<const
     compress::Position of_unit = position;
     of_unit.offset += begin;
     const auto unit = weight.subspan(begin, count);
-    const auto told_unit = told.subspan(begin, count);
-    if (!encode_finite(codec, unit, of_unit, told_unit, out.bytes()))
-      std::ranges::copy(unit, told_unit.begin());
+    const auto held_unit = held.subspan(begin, count);
+    if (!encode_finite(codec, unit, of_unit, held_unit, out.bytes()))
+      std::ranges::copy(unit, held_unit.begin());
   }
   return std::nullopt;
 }

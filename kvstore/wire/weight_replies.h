@@ -56,12 +56,12 @@ std::optional<transport::Buffer> round_weight(const compress::Codec& codec, std:
 /// The weight with all elements that fit as round_weight() rounds them, and the others as they are.
 std::vector<float> round_what_fits(const compress::Codec& codec, std::span<const float> weight);
 
-/// Encodes weight - told, and adds the decoded difference to told, as the receiver will. Returns nothing if
-/// a difference is not finite. The receiver then needs told itself: it is the weight in that element's codec
+/// Encodes weight - held, and adds the decoded difference to held, as the receiver will. Returns nothing if
+/// a difference is not finite. The receiver then needs held itself: it is the weight in that element's codec
 /// unit, and what its difference makes of it in all others. Requires equal sizes, and whole codec units
 /// except for the last.
 std::optional<transport::Buffer> encode_delta(const compress::Codec& codec, std::span<const float> weight,
-                                              const compress::Position& position, std::span<float> told,
+                                              const compress::Position& position, std::span<float> held,
                                               transport::BufferPool& pool);
 
 /// Adds what a difference decodes to. Throws compress::DecodeError, and has changed nothing then.

@@ -52,7 +52,7 @@ def architecture() -> str:
     for x in (114, 360, 606):
         draw.arrow((x, 270), (x, 306))
     libraries = [
-        (0, ["compress", "13 codecs, SIMD and CUDA", "bytes of payloads"]),
+        (0, ["compress", "codecs in SIMD and CUDA", "bytes of payloads"]),
         (246, ["fusion", "buckets, partitions", "send queue by priority"]),
         (492, ["transport", "frames over ZeroMQ, MPI,", "NCCL, or in process"]),
     ]
@@ -65,7 +65,7 @@ def architecture() -> str:
 
 
 def life_of_a_gradient() -> str:
-    """The way of one gradient from autograd to the optimizer's step."""
+    """The way of one gradient from autograd's hook to the end of backward()."""
     draw = Drawing(
         720, 400, "One gradient: a worker encodes and sends it, a server sums, the worker decodes the mean"
     )
@@ -100,7 +100,7 @@ def life_of_a_gradient() -> str:
     ends = [
         ("decode", "into p.grad", "one"),
         ("mean", "divided by the workers", "plain"),
-        ("optimizer.step()", "waits for its tickets", "plain"),
+        ("end of backward()", "waits for its tickets", "plain"),
     ]
     for at, (name, detail, tone) in enumerate(ends):
         x = 150 + at * 186

@@ -613,23 +613,23 @@ class Engine:
         """
 
     @overload
-    def push(self, key: int, grad: Annotated[NDArray[numpy.float32], dict(order='C', device='cuda', writable=False)], priority: int = 0, *, stream: int) -> tuple[Ticket, Ticket]:
+    def push(self, key: int, grad: Annotated[NDArray, dict(order='C', device='cuda', writable=False)], priority: int = 0, *, stream: int) -> tuple[Ticket, Ticket]:
         """
-        The same of a gradient on a CUDA device, which `stream` (a cudaStream_t as a number) may still be writing.
+        The same of a gradient on a CUDA device, not of float64, which `stream` (a cudaStream_t as a number) may still be writing.
         """
 
     @overload
     def pull(self, key: int, out: Annotated[NDArray, dict(order='C', device='cpu')], priority: int = 0) -> Ticket: ...
 
     @overload
-    def pull(self, key: int, out: Annotated[NDArray[numpy.float32], dict(order='C', device='cuda')], priority: int = 0, *, stream: int) -> Ticket:
+    def pull(self, key: int, out: Annotated[NDArray, dict(order='C', device='cuda')], priority: int = 0, *, stream: int) -> Ticket:
         """The same to a CUDA device, behind what `stream` has been given there."""
 
     @overload
     def push_pull(self, key: int, grad: Annotated[NDArray, dict(order='C', device='cpu', writable=False)], out: Annotated[NDArray, dict(order='C', device='cpu')], priority: int = 0, scale: float = 1.0, program_step: int = 0) -> Ticket: ...
 
     @overload
-    def push_pull(self, key: int, grad: Annotated[NDArray[numpy.float32], dict(order='C', device='cuda', writable=False)], out: Annotated[NDArray[numpy.float32], dict(order='C', device='cuda')], priority: int = 0, scale: float = 1.0, program_step: int = 0, *, stream: int) -> Ticket:
+    def push_pull(self, key: int, grad: Annotated[NDArray, dict(order='C', device='cuda', writable=False)], out: Annotated[NDArray, dict(order='C', device='cuda')], priority: int = 0, scale: float = 1.0, program_step: int = 0, *, stream: int) -> Ticket:
         """Both on one CUDA device; `stream` as in push() and pull()."""
 
     @overload
@@ -639,7 +639,7 @@ class Engine:
         """
 
     @overload
-    def bind_slots(self, keys: Sequence[int], arrays: Sequence[Annotated[NDArray[numpy.float32], dict(order='C', device='cuda')]], priorities: Sequence[int] = [], set: int = 0, groups: Sequence[int] = []) -> None:
+    def bind_slots(self, keys: Sequence[int], arrays: Sequence[Annotated[NDArray, dict(order='C', device='cuda')]], priorities: Sequence[int] = [], set: int = 0, groups: Sequence[int] = []) -> None:
         """The same of arrays on one CUDA device."""
 
     def set_slot_scale(self, scale: float, set: int = 0) -> None: ...

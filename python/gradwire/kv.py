@@ -11,9 +11,9 @@ Example:
 that gradwire did not make needs only these: see `register`.
 
 Values are arrays of NumPy or PyTorch, of float32, float16, bfloat16, float64, complex64 or complex128. Contiguous
-float32 arrays are sent from and received into their own memory. PyTorch's may be on a CUDA device. They are then
-encoded and decoded there, on the current stream, and only payloads cross to the host. If the codec cannot run on the
-device, floats cross to the host, and a message on stderr says so once.
+arrays of the first three are sent from and received into their own memory. PyTorch's may be on a CUDA device. They are
+then encoded and decoded there, on the current stream, and only payloads cross to the host. If the codec cannot run on
+the device, floats cross to the host, and a message on stderr says so once.
 """
 
 from __future__ import annotations

@@ -194,11 +194,12 @@ void bind_engine(nb::module_& module) {
           [](PyEngine& s, KeyId key, const ConstCudaNumbers& grad, std::int32_t priority,
              std::uintptr_t stream) {
             const kvstore::OnDevice place = s.on_cuda(grad.device_id(), stream);
-            return tickets(
-                s, grad, s.engine().begin_push(key, numbers_of(grad, "push", "grad"), priority, place));
+            return tickets(s, grad,
+                           s.engine().begin_push(key, numbers_of(grad, "push", "grad"), priority, place));
           },
           "key"_a, "grad"_a.noconvert(), "priority"_a = 0, nb::kw_only(), "stream"_a,
-          "The same of a gradient on a CUDA device, not of float64, which `stream` (a cudaStream_t as a number) may still be "
+          "The same of a gradient on a CUDA device, not of float64, which `stream` (a cudaStream_t as a "
+          "number) may still be "
           "writing.")
       .def(
           "pull",
@@ -233,11 +234,10 @@ void bind_engine(nb::module_& module) {
              std::int32_t priority, float scale, std::uint32_t program_step, std::uintptr_t stream) {
             PyEngine::expect_device("push_pull", out.device_id(), grad.device_id());
             const kvstore::OnDevice place = s.on_cuda(grad.device_id(), stream);
-            return s.keep(
-                s.engine().push_pull(key, numbers_of(grad, "push_pull", "grad"),
-                                     numbers_of(out, "push_pull", "out"), priority, scale, place,
-                                     program_step),
-                nb::cast(grad), nb::cast(out));
+            return s.keep(s.engine().push_pull(key, numbers_of(grad, "push_pull", "grad"),
+                                               numbers_of(out, "push_pull", "out"), priority, scale, place,
+                                               program_step),
+                          nb::cast(grad), nb::cast(out));
           },
           "key"_a, "grad"_a.noconvert(), "out"_a.noconvert(), "priority"_a = 0, "scale"_a = 1.0F,
           "program_step"_a = 0, nb::kw_only(), "stream"_a,

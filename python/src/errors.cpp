@@ -1,5 +1,5 @@
-// The four kinds of error, each mapped once. Misuse (std::invalid_argument) is ValueError by nanobind's own
-// rule.
+// Maps each type of C++ error to a Python exception. Misuse (std::invalid_argument) is ValueError by
+// nanobind's own rule.
 #include "compress/codec.h"
 #include "python/src/bindings.h"
 #include "transport/messenger.h"

@@ -29,6 +29,7 @@
 #include "transport/decorators/logged_messenger.h"
 #include "transport/mpi/mpi.h"
 #include "transport/node_pair.h"
+#include "transport/zmq/scheduler.h"
 #include "transport/zmq/zmq_messenger.h"
 
 namespace gradwire::python {

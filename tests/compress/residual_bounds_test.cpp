@@ -31,7 +31,7 @@ struct Bounds {
 struct Promise {
   const char* spec;
   std::size_t unit;  ///< elements that share a scale or a selection; of others a SIMD group and its tail
-  Bounds few;        ///< of 1 to 65 elements
+  Bounds few;        ///< of 1 to 3 elements, and around `unit` if it is short
   Bounds unit_long;  ///< of a codec unit, an element more and one less, where those are more elements
   float threshold =
       0;  ///< a fixed one: gradients are cut to it, since more than that never leaves in a round
@@ -237,6 +237,13 @@ TEST_P(TensorsOfFewElements, KeepTheirBounds) {
         }
       }
     }
+  }
+}
+
+TEST(ResidualBounds, EveryCodecHasOne) {
+  for (const CodecEntry& codec : codecs()) {
+    const auto is_of_it = [&](const Promise& promise) { return parse_spec(promise.spec).name == codec.name; };
+    EXPECT_TRUE(std::ranges::any_of(kPromises, is_of_it)) << codec.name << " has no row in kPromises";
   }
 }
 

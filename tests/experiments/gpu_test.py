@@ -203,7 +203,9 @@ def test_a_store_with_other_bits_or_with_floats_on_the_way_fails(
     assert rows["dist_sync, residuals in float32, what left the device"].verdict == "ok"
     assert rows["allreduce, residuals in float32, cpu tensors"].verdict == "failed"
     assert "int8" in rows["allreduce, residuals in float32, cpu tensors"].found
-    assert rows["allreduce, residuals in float32, what left the device"].found == "more than payloads with fp16"
+    assert (
+        rows["allreduce, residuals in float32, what left the device"].found == "more than payloads with fp16"
+    )
     fake(machine, monkeypatch, modules, [(1, line("none")), *[(0, good)] * 3])
     first = next(iter(modules["steps"].store_rows(machine)))
     assert first.verdict == "failed"

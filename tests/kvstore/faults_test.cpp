@@ -157,7 +157,7 @@ TEST_P(Stores, APushThatIsStillUnderWayComesBeforeItsWorkerLeaves) {
   });
 }
 
-/// Who has received a letter and left cannot be asked for its receipt again.
+/// Who has received a blob and left cannot be asked for its receipt again.
 TEST_P(Stores, AReceiptThatIsLostAtTheEndFailsNobody) {
   for (int seed = 0; seed < 12; ++seed) {
     run("drop=20%,seed=" + std::to_string(seed), [](Engine& engine) {

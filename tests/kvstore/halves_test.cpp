@@ -129,9 +129,9 @@ TEST(HalfArraysAlone, AreNoFirstValuesAndDoublesNoSlots) {
         [&] { engine.init(keys[0], halves.view()); },
         ThrowsMessage<std::invalid_argument>(HasSubstr("key 'a' was given as bfloat16; give float32")));
     std::vector<double> doubles(2);
-    EXPECT_THAT(
-        [&] { engine.slots().bind(keys, std::vector<ArrayView>{doubles}); },
-        ThrowsMessage<std::invalid_argument>(HasSubstr("key 'a' was given as float64; give float32")));
+    EXPECT_THAT([&] { engine.slots().bind(keys, std::vector<ArrayView>{doubles}); },
+                ThrowsMessage<std::invalid_argument>(
+                    HasSubstr("key 'a' was given as float64; give float32, or fewer bits")));
     engine.push(keys[0], halves.view(), 0);
     engine.pull(keys[0], doubles, 0).wait();
     EXPECT_EQ(doubles, (std::vector<double>{1, 2}));

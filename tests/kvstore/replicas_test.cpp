@@ -317,10 +317,10 @@ TEST(Replicas, WorkersThatHoldWeightsGoOnFromWhoServes) {
   }
 }
 
-TEST(Replicas, LettersOfCollectivesAreKept) {
+TEST(Replicas, BlobsOfCollectivesAreKept) {
   for (const Moment& moment :
        {Moment{"posted", false, Kind::kPost, 2}, Moment{"passed on", true, Kind::kPost, 2},
-        Moment{"read once", true, Kind::kLetter, 2}}) {
+        Moment{"read once", true, Kind::kBlob, 2}}) {
     run_doomed(mirrored_size(3, 2), 0, moment, [&](Engine& engine) {
       std::vector<std::int64_t> values(100'000, 1 + engine.rank());
       for (int i = 0; i < 3; ++i) {

@@ -26,6 +26,7 @@ WORDS = {
     "sent_along": "bundle",
     "ssh_keeper": "agent",
     "sum_tail": "sum trailer",
+    "letters": "blobs",
     "hostile_stranger": "unauthenticated peer",
     "kept_process": "supervised process",
     "unrecorded": "no_autograd",

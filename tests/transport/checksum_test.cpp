@@ -9,6 +9,7 @@
 #include <string_view>
 #include <vector>
 
+#include "transport/zmq/scheduler.h"
 #include "transport/zmq/zmq_messenger.h"
 
 namespace gradwire::transport {

@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "transport/inproc/inproc.h"
+#include "transport/zmq/scheduler.h"
 #include "transport/zmq/zmq_messenger.h"
 
 namespace gradwire::transport {

@@ -8,6 +8,7 @@
 
 #include "tests/transport/ear.h"
 #include "transport/inproc/inproc.h"
+#include "transport/zmq/scheduler.h"
 #include "transport/zmq/zmq_messenger.h"
 
 namespace gradwire::transport {

@@ -30,7 +30,7 @@ constexpr std::array kEvents{
     EventName{FaultEvent::kReply, "reply", false, true, true},
     EventName{FaultEvent::kPull, "pull", false, true, true},
     EventName{FaultEvent::kCheckpoint, "checkpoint", false, true, true},
-    EventName{FaultEvent::kLetter, "letter", false, true, true},
+    EventName{FaultEvent::kBlob, "blob", false, true, true},
     EventName{FaultEvent::kBarrier, "barrier", true, false, true},
     EventName{FaultEvent::kHeartbeat, "heartbeat", true, false, false},
     EventName{FaultEvent::kLeave, "leave", true, true, true},

@@ -26,7 +26,7 @@ enum class FaultEvent : std::uint8_t {
   kReply,       ///< the answer to one
   kPull,        ///< a question for a value
   kCheckpoint,  ///< a state that is read from a server, or written to one
-  kLetter,      ///< anything of a collective on arrays
+  kBlob,        ///< anything of a collective on arrays
   kBarrier,     ///< an exchange: barriers, and every collective's beginning
   kHeartbeat,   ///< the scheduler's: a node's beat
   kLeave,       ///< its goodbye, before it is said; the scheduler's: a node's

@@ -60,10 +60,10 @@ std::optional<FaultEvent> event_of(Kind kind) {
       return FaultEvent::kCheckpoint;
     case Kind::kPost:
     case Kind::kFetch:
-    case Kind::kLetter:
+    case Kind::kBlob:
     case Kind::kReceipt:
     case Kind::kDelivered:
-      return FaultEvent::kLetter;
+      return FaultEvent::kBlob;
     default:
       // Answers such as kHeld come as often as workers ask, and a count of them would differ from run to run.
       return std::nullopt;

@@ -28,7 +28,7 @@ constexpr Words kWords[] = {
     {Kind::kError, "error"},
     {Kind::kPost, "post", "collective"},
     {Kind::kFetch, "fetch", "collective"},
-    {Kind::kLetter, "letter", "collective"},
+    {Kind::kBlob, "blob", "collective"},
     {Kind::kReceipt, "receipt", "collective"},
     {Kind::kDelivered, "delivered", "collective"},
     {Kind::kClock, "clock", "number"},

@@ -28,10 +28,10 @@ std::chrono::milliseconds Liveness::return_time() const { return 3 * beat(); }
 
 // A frame also cancels a closed connection: it came on a new one, or the event was of another node's old
 // descriptor.
-void Liveness::heard(const std::string& name, Time now) { watched_[name] = {now, std::nullopt}; }
+void Liveness::heard(const std::string& id, Time now) { watched_[id] = {now, std::nullopt}; }
 
-void Liveness::disconnected(const std::string& name, Time now) {
-  const auto found = watched_.find(name);
+void Liveness::disconnected(const std::string& id, Time now) {
+  const auto found = watched_.find(id);
   // The first event counts: a connection that is tried again and again must not put off the verdict.
   if (found != watched_.end() && !found->second.disconnected) found->second.disconnected = now;
 }
@@ -43,21 +43,21 @@ std::optional<Liveness::Lost> Liveness::check(Time now) {
   // process stood still: a suspended machine, a debugger. Heartbeats of that time are still in the socket, or
   // could not be sent.
   if (asleep > timeout_ / 2) {
-    for (auto& [name, watched] : watched_) {
+    for (auto& [id, watched] : watched_) {
       watched.heard += asleep;
       // The event may have been read before the sleep, and the frame of the new connection waits unread
       // behind it.
       if (watched.disconnected) *watched.disconnected += asleep;
     }
   }
-  for (const auto& [name, watched] : watched_) {
+  for (const auto& [id, watched] : watched_) {
     // Before the silence, since it is the more exact cause where both hold.
     if (watched.disconnected && now - *watched.disconnected >= return_time()) {
-      return Lost{name, "closed its connection and did not come back within " + to_tenths(return_time())};
+      return Lost{id, "closed its connection and did not come back within " + to_tenths(return_time())};
     }
     if (now - watched.heard >= timeout_) {
       const std::string limit = "GRADWIRE_LIVENESS_TIMEOUT is " + to_tenths(timeout_);
-      return Lost{name, "sent no heartbeat for " + to_tenths(now - watched.heard) + " (" + limit + ")"};
+      return Lost{id, "sent no heartbeat for " + to_tenths(now - watched.heard) + " (" + limit + ")"};
     }
   }
   return std::nullopt;

@@ -16,7 +16,7 @@ class Liveness {
   using Time = std::chrono::steady_clock::time_point;
 
   struct Lost {
-    std::string name;
+    std::string id;   ///< the caller's: over ZeroMQ a connection's routing id, over MPI the node's name
     std::string why;  ///< "sent no heartbeat for 20.0 s (GRADWIRE_LIVENESS_TIMEOUT is 20.0 s)"
   };
 
@@ -26,13 +26,13 @@ class Liveness {
   std::chrono::milliseconds beat() const;
 
   /// Starts watching a node, or notes that it lives.
-  void heard(const std::string& name, Time now);
+  void heard(const std::string& id, Time now);
   /// Notes that its connection closed. Unless a frame comes from it soon, it counts as dead before the
   /// timeout.
-  void disconnected(const std::string& name, Time now);
-  void forget(const std::string& name) { watched_.erase(name); }
+  void disconnected(const std::string& id, Time now);
+  void forget(const std::string& id) { watched_.erase(id); }
 
-  /// Names one dead node. Call often: a watcher that was itself asleep blames nobody for that time.
+  /// Gives one dead node. Call often: a watcher that was itself asleep blames nobody for that time.
   std::optional<Lost> check(Time now);
 
  private:

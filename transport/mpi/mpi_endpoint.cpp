@@ -2,6 +2,7 @@
 
 #include <unistd.h>
 
+#include <csignal>
 #include <random>
 #include <utility>
 
@@ -51,6 +52,15 @@ MpiEntry entry_of(const MpiOptions& options, MpiJob job) {
   return entry;
 }
 
+/// Open MPI over TCP writes to connections whose other end has died. Such a write is to fail, and not to end
+/// the process before it can say who died.
+void block_sigpipe() {
+  sigset_t signals;
+  sigemptyset(&signals);
+  sigaddset(&signals, SIGPIPE);
+  pthread_sigmask(SIG_BLOCK, &signals, nullptr);
+}
+
 std::string has_left_text(Node node) { return to_string(node) + " has left the job"; }
 
 }  // namespace
@@ -98,6 +108,7 @@ void MpiEndpoint::await_start() {
 
 void MpiEndpoint::run() {
   name_this_thread("gw mpi");
+  block_sigpipe();  // before MPI starts threads, which inherit it
   try {
     join_job();
   } catch (...) {  // the caller gets it

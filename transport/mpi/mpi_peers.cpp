@@ -136,10 +136,10 @@ void MpiPeers::tick(Time now) {
     if (is_watched(rank)) send_control(rank, header_of(Kind::kHeartbeat), "");
   }
   if (const auto lost = liveness_.check(now)) {
-    const auto rank = std::ranges::find(names_, lost->name) - names_.begin();
+    const auto rank = std::ranges::find(names_, lost->id) - names_.begin();
     // A dead rank will never say that it knows of the failure.
     unaware_.erase(static_cast<std::uint32_t>(rank));
-    fail(lost->name + " " + lost->why);
+    fail(lost->id + " " + lost->why);
   }
 }
 

@@ -145,7 +145,7 @@ void Scheduler::State::tick(Clock::time_point now) {
 
 void Scheduler::State::tick_rendezvous(Clock::time_point now) {
   // Before the job has begun a death costs nothing: another may come in its place.
-  while (const auto lost = liveness.check(now)) forget_arrival(lost->name, lost->why);
+  while (const auto lost = liveness.check(now)) forget_arrival(lost->id, lost->why);
   // Optional servers may be started long before the first worker decides whether it wants them.
   const auto since = options.servers_optional ? first_worker_at : started;
   if (since && now - *since >= options.rendezvous_timeout) {
@@ -167,6 +167,37 @@ void Scheduler::State::forget_arrival(const std::string& peer, const std::string
   rendezvous.forget(peer);
   liveness.forget(peer);
   peers.erase(peer);
+}
+
+void Scheduler::State::tick_running(Clock::time_point now) {
+  std::set<std::string> dead;  // members
+  std::string all_words;
+  while (const auto lost = liveness.check(now)) {
+    const Peer& peer = peers.at(lost->id);
+    if (peer.standing == Standing::kWaiting) {
+      forget_waiting(lost->id, lost->why);
+      continue;
+    }
+    const std::string words = peer.name + " " + lost->why;
+    const bool is_dedicated = peer.node.role == Role::kServer && peer.hello.pair.empty();
+    // A mirror serves in its place: to the workers nothing has ended.
+    if (replace(lost->id, lost->why)) continue;
+    if (!next || is_dedicated) {  // what it kept is lost with it
+      const std::string twice = mirrors ? mirrors->fault() : "";
+      return fail(words + (twice.empty() ? "" : "; " + twice), FailureCause::kFault);
+    }
+    // A worker and the server that it hosts are one process, and die as one.
+    if (dead.insert(peer.hello.member).second) all_words += (all_words.empty() ? "" : "; ") + words;
+    for (const auto& [id, other] : peers) {
+      if (other.hello.member == peer.hello.member) liveness.forget(id);
+    }
+  }
+  // Together: two that die in one moment, as with their host, cost one new generation and not two.
+  if (dead.empty()) return;
+  go_on_without(dead, all_words);
+  std::erase_if(peers, [&](const auto& entry) {
+    return entry.second.standing == Standing::kFormer && dead.contains(entry.second.hello.member);
+  });
 }
 
 // Should the lost server live after all, it is told to end.

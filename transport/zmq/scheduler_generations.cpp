@@ -1,4 +1,4 @@
-// The scheduler of a job that goes on without those that die, and takes in newcomers: its later generations.
+// Later generations of a job that goes on without those that die, and takes in newcomers.
 #include "transport/nodes.h"
 #include "transport/zmq/scheduler_state.h"
 
@@ -68,37 +68,6 @@ void Scheduler::State::on_regroup(const std::string& peer, const Frame& frame) {
   regroup(why);
 }
 
-void Scheduler::State::tick_running(Clock::time_point now) {
-  std::set<std::string> dead;  // members
-  std::string all_words;
-  while (const auto lost = liveness.check(now)) {
-    const Peer& peer = peers.at(lost->name);
-    if (peer.standing == Standing::kWaiting) {
-      forget_waiting(lost->name, lost->why);
-      continue;
-    }
-    const std::string words = peer.name + " " + lost->why;
-    const bool is_dedicated = peer.node.role == Role::kServer && peer.hello.pair.empty();
-    // A mirror serves in its place: to the workers nothing has ended.
-    if (replace(lost->name, lost->why)) continue;
-    if (!next || is_dedicated) {  // what it kept is lost with it
-      const std::string twice = mirrors ? mirrors->fault() : "";
-      return fail(words + (twice.empty() ? "" : "; " + twice), FailureCause::kFault);
-    }
-    // A worker and the server that it hosts are one process, and die as one.
-    if (dead.insert(peer.hello.member).second) all_words += (all_words.empty() ? "" : "; ") + words;
-    for (const auto& [id, other] : peers) {
-      if (other.hello.member == peer.hello.member) liveness.forget(id);
-    }
-  }
-  // Together: two that die in one moment, as with their host, cost one new generation and not two.
-  if (dead.empty()) return;
-  go_on_without(dead, all_words);
-  std::erase_if(peers, [&](const auto& entry) {
-    return entry.second.standing == Standing::kFormer && dead.contains(entry.second.hello.member);
-  });
-}
-
 void Scheduler::State::go_on_without(const std::set<std::string>& members, const std::string& why) {
   // Nobody is left who would need another generation: the work of the others is done.
   if (!have_all_workers_left_but(peers, members)) return regroup(why, members);
@@ -149,7 +118,7 @@ void Scheduler::State::dismiss(const std::set<std::string>& members, const std::
 }
 
 void Scheduler::State::tick_regroup(Clock::time_point now) {
-  while (const auto lost = liveness.check(now)) forget_waiting(lost->name, lost->why);
+  while (const auto lost = liveness.check(now)) forget_waiting(lost->id, lost->why);
   switch (next->judge(now)) {
     case Regroup::Verdict::kComplete:
       return begin_next();

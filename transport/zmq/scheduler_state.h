@@ -1,4 +1,5 @@
-// What the scheduler's files share: its state.
+// The state of a Scheduler, which its two files share: scheduler.cpp has the life of a job, and
+// scheduler_generations.cpp its later generations.
 //
 // Threading: the scheduler's thread owns all of it but `end`, which any thread may use.
 #pragma once
@@ -25,6 +26,7 @@
 #include "transport/zmq/job_end.h"
 #include "transport/zmq/listening.h"
 #include "transport/zmq/rejection_log.h"
+#include "transport/zmq/scheduler.h"
 #include "transport/zmq/scheduler_peers.h"
 #include "transport/zmq/scheduler_sender.h"
 #include "transport/zmq/unauthenticated_peers.h"
@@ -68,6 +70,8 @@ struct Scheduler::State {
   void take_connection_events(Clock::time_point now);
   void tick(Clock::time_point now);
   void tick_rendezvous(Clock::time_point now);
+  /// Finds nodes that have died, and ends the job or goes on without them.
+  void tick_running(Clock::time_point now);
   void forget_arrival(const std::string& peer, const std::string& why);
   /// Whether a lost node is a server whose mirror serves from now on.
   bool replace(const std::string& peer, const std::string& why);
@@ -96,13 +100,12 @@ struct Scheduler::State {
     if (options.log) options.log(text);
   }
 
-  // scheduler_generations.cpp: where the job goes on without those that die
+  // scheduler_generations.cpp: where the job goes on without nodes that have died
   void await_next();
   void on_later_hello(const std::string& peer, const Caller& caller, const Hello& hello);
   void on_former(const std::string& peer, const Frame& frame);
   void on_waiting(const std::string& peer, const Caller& caller, const Frame& frame);
   void on_regroup(const std::string& peer, const Frame& frame);
-  void tick_running(Clock::time_point now);
   void tick_regroup(Clock::time_point now);
   void forget_waiting(const std::string& peer, const std::string& why);
   /// Continues without these members, which are dead or about to leave: with the next generation, or with

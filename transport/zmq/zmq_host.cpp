@@ -7,6 +7,7 @@
 #include "transport/address.h"
 #include "transport/inproc/inproc.h"
 #include "transport/nodes.h"
+#include "transport/zmq/scheduler.h"
 
 namespace gradwire::transport {
 namespace {

@@ -26,8 +26,8 @@ struct ZmqOptions {
   std::uint32_t workers = 1;  ///< job size as this node knows it; all nodes must agree
   std::uint32_t servers = 0;
   std::uint32_t replicas = 0;  ///< 1: servers are mirrored (mirrors.h), and one may die; all nodes must agree
-  /// Scheduler: node pairs may come instead, and leave the servers waiting; or nobody, so that the roll
-  /// call's time begins with the first worker.
+  /// Scheduler: node pairs may come instead, and leave the servers waiting; or nobody, so that the rendezvous
+  /// timeout begins with the first worker.
   bool servers_optional = false;
   /// Name or address to listen on and, of a server, to publish; "*": on all interfaces, published as without
   /// it; empty: chosen by `interface`. A scheduler takes it where its own address cannot serve (listening.h).
@@ -81,33 +81,5 @@ std::unique_ptr<Messenger> connect_zmq(const ZmqOptions& options);
 /// Joins the job as a worker and as the server of its shard, which takes the worker's rank. role and servers
 /// are ignored. Throws as connect_zmq().
 NodePair connect_zmq_pair(ZmqOptions options);
-
-/// Serves rendezvous, exchanges and liveness from a thread of its own. Listens at options.scheduler (port 0
-/// or * picks one; listening.h) and takes workers, servers, the timeouts, max_frame_bytes and log from the
-/// options. The destructor ends a job that is not over, and notifies every node. With servers = 0 or
-/// servers_optional it also serves a job of node pairs.
-class Scheduler {
- public:
-  explicit Scheduler(const ZmqOptions& options);
-  ~Scheduler();
-  /// Where it listens, its address and port filled in; with the name that it was given where it listens on
-  /// all interfaces because that name is another address elsewhere (listening.h).
-  std::string endpoint() const;
-  /// The numeric address on which it listens; "*": on all interfaces.
-  std::string address() const;
-  /// The options of a node in this process, which joins this scheduler's job.
-  ZmqOptions beside(ZmqOptions node) const;
-  /// Returns when all workers said goodbye. Throws TimeoutError (rendezvous) or TransportError (a node
-  /// failed).
-  void wait();
-  /// As wait(), for at most timeout; returns false when the job is not over yet.
-  bool wait_for(std::chrono::milliseconds timeout);
-  /// Makes wait() throw TransportError(text) after telling every node.
-  void fail(const std::string& text);
-
- private:
-  struct State;
-  std::unique_ptr<State> state_;
-};
 
 }  // namespace gradwire::transport

@@ -554,7 +554,7 @@ def run(
                                            cut the groups off from each other, 10 s after they joined, for 2 s
       kill=worker:1@push:100               kill it at the 100th push that it sends or receives
       seed=7                               which frames are chosen; worker:* means all workers
-    Events of kill are start, init, push, reply, pull, checkpoint, letter and leave. Workers also have barrier; the
+    Events of kill are start, init, push, reply, pull, checkpoint, blob and leave. Workers also have barrier; the
     scheduler has start, barrier, heartbeat and leave. A replacement of a killed worker is not killed again. Results
     have the bits of a run without faults. Each process reports at its end how many frames it disturbed.
 

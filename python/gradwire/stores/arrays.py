@@ -34,12 +34,13 @@ class Target:
         self._dtype = dtype
         expect_one_shape(f"{verb}: the outs of key {key!r}", self._outs)
         first = self._outs[0]
-        # As float32, where others of them are to get all bits, or a pull's value may come from a device to the host.
-        comes_from_device = verb == "pull" and may_be_on_device and not is_on_device(first)
-        takes_halves = len(self._outs) == 1 and not comes_from_device
+        takes_halves = len(self._outs) == 1  # else others are to get all bits
         has_dtype = dtype_of(first) == dtype or takes_halves
-        if has_dtype and _is_plain(first, dtype) and (may_be_on_device or not is_on_device(first)):
+        may_stay = may_be_on_device or not is_on_device(first)
+        if has_dtype and _is_plain(first, dtype) and may_stay:
             self.array, self._copies = first, self._outs[1:]
+        elif may_stay and dtype == "float32" and all(map(is_on_device, self._outs)):
+            self.array, self._copies = first.new_empty(first.shape).float(), self._outs
         else:
             self._receive_on_host()
 

@@ -87,7 +87,7 @@ class DenseKeys:
         self._awaited = {key: residual for key, residual in residuals.items() if key not in self.ids}
 
     def arrays(self, verb: str, key: Key, value: Any) -> list[Any]:
-        """The values of a key's devices as the engine takes them; float32 on their devices where all are."""
+        """The values of a key's devices as the engine takes them: on their devices where all are, but for float64."""
         self._require_known(verb, key)
         values = value if isinstance(value, list | tuple) else [value]
         dtype = self._dtypes[key]

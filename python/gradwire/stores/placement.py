@@ -1,8 +1,7 @@
 """Which placement sums a round soonest: a model of what each costs, by payload, world size and the measured link.
 
-Pure: no clock, no socket. Costs are those of DESIGN's table of placements, on links that are full duplex, with push
-and answer overlapped. P is the payload in bytes, N the workers, S the servers, B the link in bytes a second, L its
-latency:
+Pure: no clock, no socket. Links are full duplex, and push and answer overlap. P is the payload in bytes, N the workers,
+S the servers, B the link in bytes a second, L its latency:
 
     peers                    2 (N-1)/N P / B + 2 L
     servers beside workers   ((N-1) + (S-1)) / S P / B + 2 L   (of the hosts that have one; S = N: as peers)

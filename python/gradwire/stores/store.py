@@ -528,10 +528,9 @@ class KVStore(Worker):
         compresses = self._is_local and (not is_dense or self.devices.has_leftover(key))
         if len(arrays) == 1 and not compresses:
             return arrays[0]
-        values = [widened(array) for array in arrays]
-        if is_on_device(values[0]) and not compresses:
-            return self.devices.add_on_device(values)
-        return self.devices.summed(key, [on_host(value) for value in values])
+        if is_on_device(arrays[0]) and not compresses:
+            return self.devices.add_on_device([widened(array) for array in arrays])
+        return self.devices.summed(key, [widened(on_host(array)) for array in arrays])
 
     def _finish(
         self,

@@ -125,9 +125,9 @@ class Exchange:
         Args:
             named: names and parameters.
             places: where they are in the forward pass: the lowest is the most urgent.
-            runs: for each its memory, kept as long as this: (elements,) of float16, bfloat16, float32 or float64; all
-                on the CPU, or float32 on one device; of a complex parameter twice as many elements. Or None: it will
-                be given to send_from().
+            runs: for each its memory, kept as long as this: (elements,) of float16, bfloat16 or float32, all on the
+                CPU or all on one device; of float64, on the CPU; of a complex parameter twice as many elements. Or
+                None: it will be given to send_from().
 
         Raises:
             ValueError: ranks differ in names, shapes or order; every rank gets the same text.

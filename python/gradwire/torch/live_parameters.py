@@ -44,7 +44,7 @@ class LiveParameters:
         Args:
             exchange, memory, hooks, rows: what is told of parameters that are taken in.
             known_sparse: names of those whose gradients travel as rows from the beginning.
-            keeps_halves: slots of gradients of 16 bits are of their dtype, where the engine can take that.
+            keeps_halves: slots of gradients of 16 bits are of their dtype.
         """
         self._exchange, self._memory, self._hooks, self._rows = exchange, memory, hooks, rows
         self._known_sparse = known_sparse

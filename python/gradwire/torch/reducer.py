@@ -2,10 +2,11 @@
 
 step() exchanges what no backward() has brought: gradients that are set by hand, or a batch that reaches no parameter.
 
-Each parameter has a slot: a run of one flat float32 buffer, which the engine reads and writes in place. It lies
-where the parameters do, if that is one CUDA device, else on the CPU. Slots of float64 parameters are float64, on the
-CPU; complex numbers are pairs of real ones. Where a parameter is of its slot's dtype and device, `p.grad` is the slot's
-memory; others are converted on the way in and out.
+Each parameter has a slot: a run of the one flat buffer of its dtype, which the engine reads and writes in place. It
+lies where the parameters do, if that is one CUDA device, else on the CPU. Slots of float64 parameters are float64, on
+the CPU; those of 16 bits are float32 where something is computed with the gradients before they are sent; complex
+numbers are pairs of real ones. Where a parameter is of its slot's dtype and device, `p.grad` is the slot's memory;
+others are converted on the way in and out.
 
 A sparse gradient, as of nn.Embedding(sparse=True), has no slot but travels as rows. Which parameters have one only
 their first gradients tell, so in the first step they are summed as dense ones, and then all ranks agree.

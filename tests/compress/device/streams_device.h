@@ -12,6 +12,7 @@
 #include <deque>
 #include <functional>
 #include <future>
+#include <initializer_list>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -88,6 +89,7 @@ class StreamsDevice final : public Device {
   Memory allocate(std::size_t bytes) const override {
     if (is_full_) throw std::runtime_error("allocate " + std::to_string(bytes) + " bytes of streams: full");
     ++allocations_;
+    allocated_bytes_ += bytes;
     Memory memory(static_cast<std::byte*>(std::malloc(bytes == 0 ? 1 : bytes)), [this](std::byte* at) {
       {
         const std::lock_guard lock(mutex_);
@@ -133,14 +135,17 @@ class StreamsDevice final : public Device {
   }
   void floats_from_halves(dense::Format format, const std::byte* halves, std::span<float> out,
                           const DeviceStream& on) const override {
+    expect_mine({halves, out.data()});
     enqueue_floats_from_halves<StreamsBackend>(on, format, halves, out);
   }
   void halves_from_floats(dense::Format format, std::span<const float> values, std::byte* out,
                           const DeviceStream& on) const override {
+    expect_mine({values.data(), out});
     enqueue_halves_from_floats<StreamsBackend>(on, format, values, out);
   }
   void bf16_from_residuals(std::span<const float> values, std::byte* out,
                            const DeviceStream& on) const override {
+    expect_mine({values.data(), out});
     enqueue_bf16_from_residuals<StreamsBackend>(on, values, out);
   }
   void then(const DeviceStream& on, Next next) const override {
@@ -163,6 +168,7 @@ class StreamsDevice final : public Device {
   void fill() const { is_full_ = true; }
   /// Of its own memory.
   std::size_t allocations() const { return allocations_; }
+  std::uint64_t allocated_bytes() const { return allocated_bytes_; }
   std::size_t pinned_allocations() const { return pinned_allocations_; }
   std::uint64_t bytes_to_host() const { return bytes_to_host_; }
   std::uint64_t bytes_to_device() const { return bytes_to_device_; }
@@ -175,6 +181,12 @@ class StreamsDevice final : public Device {
   }
   void enqueue(const DeviceStream& on, std::function<void()> work) const {
     stream(on.handle).enqueue(std::move(work));
+  }
+  /// A kernel reaches no other device's memory, and the host's only where it is pinned.
+  void expect_mine(std::initializer_list<const void*> addresses) const {
+    for (const void* address : addresses) {
+      if (!is_mine(address)) throw std::runtime_error("streams: a kernel on memory of another device");
+    }
   }
   bool is_mine(const void* address) const {
     const std::lock_guard lock(mutex_);
@@ -195,6 +207,7 @@ class StreamsDevice final : public Device {
   mutable std::exception_ptr failure_;
   mutable std::atomic<bool> is_full_{false};
   mutable std::atomic<std::size_t> allocations_{0};
+  mutable std::atomic<std::uint64_t> allocated_bytes_{0};
   mutable std::atomic<std::size_t> pinned_allocations_{0};
   mutable std::atomic<std::uint64_t> bytes_to_host_{0};
   mutable std::atomic<std::uint64_t> bytes_to_device_{0};

@@ -151,13 +151,13 @@ TEST(AggregatorWeights, ARoundsDeltaGoesToThoseWhoHoldTheWeightBeforeAndAWholeOn
   for (const std::uint32_t worker : {0, 1, 2}) {
     EXPECT_EQ(job.content(worker), Content::kWeightDelta);
     EXPECT_EQ(job.bytes(worker), compress::make({"int8", {}})->max_encoded_size(kElements));
-    EXPECT_EQ(job.held(worker), job.state().told);
+    EXPECT_EQ(job.held(worker), job.state().held_by_workers);
   }
   EXPECT_NE(job.held(0), job.state().value);
   job.round(3, 2, {1});
   EXPECT_EQ(job.content(0), Content::kWeightDelta);
   EXPECT_EQ(job.content(1), Content::kWeight);
-  for (const std::uint32_t worker : {0, 1, 2}) EXPECT_EQ(job.held(worker), job.state().told);
+  for (const std::uint32_t worker : {0, 1, 2}) EXPECT_EQ(job.held(worker), job.state().held_by_workers);
 }
 
 TEST(AggregatorWeights, WhatADeltaLeavesOutComesLater) {
@@ -177,7 +177,7 @@ TEST(AggregatorWeights, ARoundsLastAnswerIsTheSameHoweverOftenItIsAskedFor) {
   job.round(2, 0, {0, 1});
   job.push(0, 1, true);
   job.take(job.push(1, 1, true));  // both answers
-  const Floats told = job.state().told;
+  const Floats told = job.state().held_by_workers;
   EXPECT_EQ(job.held(0), told);
   for (const Kind kind : {Kind::kProbe, Kind::kPush}) {
     const auto answers =
@@ -189,7 +189,7 @@ TEST(AggregatorWeights, ARoundsLastAnswerIsTheSameHoweverOftenItIsAskedFor) {
       job.ask(Kind::kProbe, 1, 1, Content::kSum));  // who does not have the weight before gets this one whole
   EXPECT_EQ(job.content(1), Content::kWeight);
   EXPECT_EQ(job.held(1), told);
-  EXPECT_EQ(job.state().told, told);
+  EXPECT_EQ(job.state().held_by_workers, told);
   job.take(job.ask(Kind::kPull, 0, 7, Content::kSum));
   EXPECT_EQ(job.content(0), Content::kWeight);
   EXPECT_EQ(job.held(0), told);
@@ -207,7 +207,7 @@ TEST(AggregatorWeights, OnesThatAreNotFiniteGoWhole) {
   other.take(other.push(0, 1, true));
   EXPECT_EQ(other.content(0), Content::kWeight);
   EXPECT_EQ(other.held(0)[7], wrong[7]);
-  EXPECT_EQ(other.held(0), other.state().told);
+  EXPECT_EQ(other.held(0), other.state().held_by_workers);
 }
 
 TEST(AggregatorWeights, AStateGoesOnWithWhatWorkersWereTold) {
@@ -215,7 +215,7 @@ TEST(AggregatorWeights, AStateGoesOnWithWhatWorkersWereTold) {
   for (std::uint64_t step = 0; step < 3; ++step)
     job.round(2, step, step == 0 ? std::set{0U, 1U} : std::set<std::uint32_t>());
   const PartitionState state = job.state();
-  ASSERT_EQ(state.told, job.held(1));
+  ASSERT_EQ(state.held_by_workers, job.held(1));
   SentWeight restored(2, "delta:int4");
   ASSERT_EQ(restored.write(state).at(0).frame.header.kind, Kind::kAck);
   restored.take(restored.ask(Kind::kPull, 0, 0, Content::kSum));
@@ -242,7 +242,7 @@ TEST(AggregatorWeights, AreRoundedForPullsToo) {
     for (std::size_t i = 0; i < kElements; ++i) EXPECT_NEAR(rounded[i], value[i], 0x1p-11);
     EXPECT_NE(rounded, value);
   }
-  EXPECT_TRUE(job.state().told.empty());
+  EXPECT_TRUE(job.state().held_by_workers.empty());
 }
 
 TEST(AggregatorWeights, AtOnceEachWorkerHasItsOwn) {
@@ -267,10 +267,10 @@ TEST(AggregatorWeights, AtOnceWhatACheckpointSaysTheyWereToldIsDropped) {
   SentWeight in_rounds(1, "delta:topk:ratio=0.05");
   for (std::uint64_t step = 0; step < 3; ++step) in_rounds.round(1, step);
   const PartitionState saved = in_rounds.state();
-  ASSERT_FALSE(saved.told.empty());
+  ASSERT_FALSE(saved.held_by_workers.empty());
   SentWeight async(1, "delta:topk:ratio=0.05", "at_once");
   async.write(saved);
-  EXPECT_THAT(async.state().told, testing::IsEmpty());
+  EXPECT_THAT(async.state().held_by_workers, testing::IsEmpty());
   EXPECT_EQ(async.state().value, saved.value);
 }
 
@@ -359,7 +359,7 @@ TEST(AggregatorWeights, OtherRepliesBeginWithWholeOnes) {
   job.round(1, 3);
   EXPECT_EQ(job.content(0), Content::kWeight);
   EXPECT_EQ(job.held(0), job.state().value);
-  EXPECT_TRUE(job.state().told.empty());
+  EXPECT_TRUE(job.state().held_by_workers.empty());
 }
 
 TEST(AggregatorWeights, RefuseRepliesThatAreNone) {

@@ -66,16 +66,16 @@ TEST_F(SentWeights, BeginWholeAndGoOnAsDifferences) {
   const Frame delta = sender_.new_weight(partition_, request(Content::kSum));
   EXPECT_EQ(content_of(delta.header), Content::kWeightDelta);
   EXPECT_LT(delta.payload.size_bytes(), 2 * kElements);
-  EXPECT_THAT(partition_.told, Each(FloatNear(3, 0.02F)));
+  EXPECT_THAT(partition_.held_by_workers, Each(FloatNear(3, 0.02F)));
 }
 
 TEST_F(SentWeights, TheSameRepliesAgainChangeNothingAndOthersBeginAnew) {
   sender_.set_replies("delta:int8", partitions_);
   sender_.new_weight(partition_, request(Content::kSum));
   sender_.set_replies("delta:int8", partitions_);
-  EXPECT_FALSE(partition_.told.empty());
+  EXPECT_FALSE(partition_.held_by_workers.empty());
   sender_.set_replies("delta:int4", partitions_);
-  EXPECT_TRUE(partition_.told.empty());
+  EXPECT_TRUE(partition_.held_by_workers.empty());
   EXPECT_THROW(sender_.set_replies("delta:none", partitions_), std::invalid_argument);
 }
 

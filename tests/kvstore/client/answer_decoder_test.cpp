@@ -80,9 +80,9 @@ TEST_F(Decoded, ValuesForAPushThatAskedForNoneAreRefused) {
 TEST_F(Decoded, OnADeviceTheyAreRefusedTooAndABucketsSlotsAreTheirRoom) {
   Operation operation;
   operation.device.emplace();
-  EXPECT_THROW(AnswerDecoder::expect_room(operation, {0, 8, 0}), compress::DecodeError);
+  EXPECT_THROW(AnswerDecoder::expect_room(operation, {0, 0, 8}), compress::DecodeError);
   operation.scatter.emplace_back(std::span(out_));
-  EXPECT_NO_THROW(AnswerDecoder::expect_room(operation, {0, 8, 0}));
+  EXPECT_NO_THROW(AnswerDecoder::expect_room(operation, {0, 0, 8}));
 }
 
 TEST_F(Decoded, OfFloat64KeepTheirBits) {

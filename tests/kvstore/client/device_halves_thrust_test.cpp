@@ -2,6 +2,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <cmath>
+#include <limits>
 #include <memory>
 #include <string>
 #include <vector>
@@ -217,6 +219,89 @@ TEST_P(DeviceHalves, AStepAllocatesNothingAndOnlyPayloadsCross) {
     }
     EXPECT_LT(crossed, kElements * 11 / 10);
     EXPECT_EQ(device->allocations(), allocations);
+    // The array, its residual, and for a part at a time what is widened and payloads. Small blocks that have
+    // grown are kept.
+    const std::uint64_t residual = kElements * transport::bytes_of(std::get<1>(GetParam()));
+    EXPECT_LT(device->allocated_bytes(), 2 * kElements + residual + 20 * compress::kUnitElements);
+  });
+}
+
+TEST_P(DeviceHalves, WhatIsNotFiniteOrTooLargeIsAsOnTheHost) {
+  for (const auto& [codec, reply] : std::vector<std::pair<std::string, std::string>>{
+           {"none", "none"}, {"int8", "fp32"}, {"2bit:threshold=0.5,nonfinite=mxnet", "exact"}}) {
+    expect_bits_of_the_host(codec, reply, [](Engine& engine, const auto&, const auto& make) {
+      const auto key = engine.declare(std::vector<KeySpec>{{"w", {300}}}).front();
+      const auto numbers = make(std::vector<float>(300));
+      std::vector<std::vector<float>> seen;
+      for (unsigned step = 0; step < 3; ++step) {
+        auto values = random_floats(300, 10 * step + engine.rank());
+        values[7] = 60'000;  // the sum of two is beyond float16
+        values[8] = std::numeric_limits<float>::infinity();
+        if (step == 1) values[9] = -3e38F;
+        numbers->write(values);
+        engine.push_pull(key, numbers->view(), numbers->view(), 0, 1, numbers->place()).wait();
+        seen.push_back(numbers->values());
+        for (float& value : seen.back()) {
+          if (std::isnan(value)) value = 12345;  // equal to itself
+        }
+      }
+      return seen;
+    });
+  }
+}
+
+TEST_P(DeviceHalves, InAndOutMayBeOfDifferentTypesAndABucketOfSeveral) {
+  const auto device = std::make_shared<StreamsDevice>();
+  const ElementType type = this->type();
+  std::vector<std::vector<float>> there, here;
+  const auto body = [type](Engine& engine, const auto& make, const auto& on) {
+    const auto keys = engine.declare(std::vector<KeySpec>{{"a", {900}}, {"b", {70}}, {"w", {3000}}});
+    const auto in = make(random_floats(3000, engine.rank()), type);
+    const auto out = make(std::vector<float>(3000), ElementType::kFloat32);
+    engine.push_pull(keys[2], in->view(), out->view(), 0, 0.5, in->place()).wait();
+    engine.push_pull(keys[2], out->view(), in->view(), 0, 0.5, out->place()).wait();
+    const auto first = make(random_floats(900, engine.rank()), ElementType::kFloat32);
+    const auto second = make(random_floats(70, engine.rank()), type);
+    engine.slots().bind(std::vector<KeyId>{keys[0], keys[1]},
+                        std::vector<ArrayView>{first->view(), second->view()}, on);
+    engine.slots().mark_ready(0, first->place().stream);
+    engine.slots().mark_ready(1, second->place().stream);
+    EXPECT_TRUE(engine.slots().drain_for(std::chrono::seconds(20)));
+    return std::vector<std::vector<float>>{in->values(), out->values(), first->values(), second->values()};
+  };
+  run_job(size(2), [&](Engine& engine) {
+    engine.compression().set(spec("int8"), "fp32");
+    auto seen = body(
+        engine,
+        [&](const std::vector<float>& values, ElementType of) {
+          return std::make_unique<DeviceNumbers>(device, values, of);
+        },
+        device);
+    if (engine.rank() == 0) there = std::move(seen);
+  });
+  run_job(size(2), [&](Engine& engine) {
+    engine.compression().set(spec("int8"), "fp32");
+    auto seen = body(
+        engine,
+        [&](const std::vector<float>& values, ElementType of) {
+          return std::make_unique<HostNumbers>(values, of);
+        },
+        nullptr);
+    if (engine.rank() == 0) here = std::move(seen);
+  });
+  EXPECT_EQ(there, here);
+}
+
+TEST_P(DeviceHalves, AValueIsPulledToAnotherDevice) {
+  const auto one = std::make_shared<StreamsDevice>(), other = std::make_shared<StreamsDevice>();
+  run_job(size(1), [&](Engine& engine) {
+    engine.compression().set(spec("fp16"), "fp16");
+    const auto key = engine.declare(std::vector<KeySpec>{{"w", {300'000}}}).front();
+    const DeviceNumbers grad(one, std::vector<float>(300'000, 0.5F), type());
+    const DeviceNumbers out(other, std::vector<float>(300'000), type());
+    engine.push(key, grad.view(), 0, grad.place());
+    engine.pull(key, out.view(), 0, out.place()).wait();
+    EXPECT_EQ(out.values(), std::vector<float>(300'000, 0.5F));
   });
 }
 

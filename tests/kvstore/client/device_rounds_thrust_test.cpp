@@ -443,10 +443,11 @@ TEST(DeviceRounds, OfDeltasTheSecondPullBringsTheServersOwnWeight) {
 TEST(DeviceRounds, ADeviceWithoutMemoryEndsTheJobAndIsNamed) {
   for (const bool is_staged : {false, true}) {
     const auto device = std::make_shared<StreamsDevice>();
+    // Outlives the engine, whose device may still read it when the job has failed.
+    const DeviceNumbers grad(device, std::vector<float>(100, 1.0F));
     const auto job = [&](Engine& engine) {
       engine.compression().set(spec("int8"), "int8");
       const auto key = engine.declare(std::vector<KeySpec>{{"w", {100}}}).front();
-      const DeviceNumbers grad(device, std::vector<float>(100, 1.0F));
       std::promise<void> gate;
       const auto opened = gate.get_future().share();
       if (is_staged) {

@@ -27,9 +27,9 @@ using transport::Role;
 
 const BlobId kOwn{1, 5, 0, 8}, kFromTwo{2, 5, 0, 8};  // posters 1, who is here, and 2
 
-class Letters : public testing::Test {
+class Blobs : public testing::Test {
  protected:
-  ~Letters() override {
+  ~Blobs() override {
     end_.do_in_loop([this] { client_.fail_all(std::make_exception_ptr(std::runtime_error("over"))); });
   }
   Ticket post() { return client_.post("all_gather", kOwn, {}, bytes_); }
@@ -37,12 +37,12 @@ class Letters : public testing::Test {
   void take(Frame frame) {
     end_.do_in_loop([&] { client_.handle(frame); });
   }
-  void letter(std::string_view text) {
-    take({header_of(Kind::kLetter, kFromTwo, text.size()), text_payload(text)});
+  void blob(std::string_view text) {
+    take({header_of(Kind::kBlob, kFromTwo, text.size()), text_payload(text)});
   }
   void refusal(const BlobId& id) {
     Frame frame{header_of(Kind::kError, id, 8), text_payload("no room")};
-    frame.header.content = static_cast<std::uint8_t>(Refusal::kLetter);
+    frame.header.content = static_cast<std::uint8_t>(Refusal::kBlob);
     take(std::move(frame));
   }
   std::string failure() {
@@ -68,12 +68,12 @@ class Letters : public testing::Test {
                      [this](const std::exception_ptr& error) { failure_ = kvstore::text_of(error); }};
 };
 
-TEST_F(Letters, ArePostedUntilAllHaveThem) {
+TEST_F(Blobs, ArePostedUntilAllHaveThem) {
   const Ticket done = post();
   auto sent = end_.take_sent();
   ASSERT_THAT(sent, SizeIs(1));
   EXPECT_EQ(sent[0].frame.header.kind, Kind::kPost);
-  EXPECT_EQ(sent[0].server, 1) << "letters take turns among servers";
+  EXPECT_EQ(sent[0].server, 1) << "blobs take turns among servers";
   take({header_of(Kind::kDelivered, kOwn, 8), {}});
   EXPECT_FALSE(done.done()) << "the line still has the bytes";
   sent.clear();
@@ -81,19 +81,19 @@ TEST_F(Letters, ArePostedUntilAllHaveThem) {
   EXPECT_TRUE(done.done());
 }
 
-TEST_F(Letters, AreFetchedAndAcknowledgedTooWhenTheyComeTwice) {
+TEST_F(Blobs, AreFetchedAndAcknowledgedTooWhenTheyComeTwice) {
   const Ticket done = fetch();
   EXPECT_THAT(end_.take_sent(), SizeIs(1));
-  letter("eight by");
+  blob("eight by");
   EXPECT_TRUE(done.done());
   EXPECT_EQ(std::string(reinterpret_cast<const char*>(into_.data()), 8), "eight by");
-  letter("eight by");
+  blob("eight by");
   const auto sent = end_.take_sent();
   ASSERT_THAT(sent, SizeIs(2));
   for (const SentFrame& each : sent) EXPECT_EQ(each.frame.header.kind, Kind::kReceipt);
 }
 
-TEST_F(Letters, WithoutAnAnswerAreAskedForAgain) {
+TEST_F(Blobs, WithoutAnAnswerAreAskedForAgain) {
   post();
   fetch();
   EXPECT_THAT(end_.take_sent(), SizeIs(2));
@@ -101,7 +101,7 @@ TEST_F(Letters, WithoutAnAnswerAreAskedForAgain) {
   EXPECT_THAT(end_.retry_after(WorkerEnd::kRetry), SizeIs(2));
 }
 
-TEST_F(Letters, NameThoseWhoHaveNotSentOrElseNotTaken) {
+TEST_F(Blobs, NameThoseWhoHaveNotSentOrElseNotTaken) {
   post();
   EXPECT_THAT(warnings(), ElementsAre("all_gather has waited 60 s for worker 0, 2 to receive what was sent"));
   take({header_of(Kind::kDelivered, kOwn, 8), {}});
@@ -111,15 +111,15 @@ TEST_F(Letters, NameThoseWhoHaveNotSentOrElseNotTaken) {
   EXPECT_THAT(warnings(), ElementsAre("all_gather has waited 60 s for worker 2"));
 }
 
-TEST_F(Letters, OfAnotherSizeFailTheJob) {
+TEST_F(Blobs, OfAnotherSizeFailTheJob) {
   fetch();
-  letter("seven b");
+  blob("seven b");
   EXPECT_EQ(failure(), "all_gather: worker 2 sent 7 bytes, 8 were expected");
 }
 
-TEST_F(Letters, ThatAreDamagedCountAsLost) {
+TEST_F(Blobs, ThatAreDamagedCountAsLost) {
   const Ticket done = fetch();
-  Frame frame{header_of(Kind::kLetter, kFromTwo, 8), text_payload("eight by")};
+  Frame frame{header_of(Kind::kBlob, kFromTwo, 8), text_payload("eight by")};
   frame.payload.seal(7);
   end_.take_sent();
   take(std::move(frame));
@@ -127,7 +127,7 @@ TEST_F(Letters, ThatAreDamagedCountAsLost) {
   EXPECT_THAT(end_.take_sent(), IsEmpty());
 }
 
-TEST_F(Letters, ARefusalOfWhatIsOverIsNone) {
+TEST_F(Blobs, ARefusalOfWhatIsOverIsNone) {
   refusal(kFromTwo);
   EXPECT_EQ(failure(), "");
   fetch();
@@ -135,7 +135,7 @@ TEST_F(Letters, ARefusalOfWhatIsOverIsNone) {
   EXPECT_EQ(failure(), "all_gather: no room");
 }
 
-TEST_F(Letters, FailTogetherAndSoDoThoseThatCome) {
+TEST_F(Blobs, FailTogetherAndSoDoThoseThatCome) {
   const Ticket posted = post(), fetched = fetch();
   end_.take_sent();
   end_.do_in_loop([this] { client_.fail_all(std::make_exception_ptr(std::runtime_error("over"))); });

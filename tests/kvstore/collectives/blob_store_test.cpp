@@ -55,20 +55,20 @@ void expect_refused(const Answers& answers, std::uint32_t worker, const std::str
   ASSERT_THAT(answers, SizeIs(1));
   EXPECT_EQ(answers[0].worker, worker);
   EXPECT_EQ(answers[0].frame.header.kind, Kind::kError);
-  EXPECT_EQ(answers[0].frame.header.content, static_cast<std::uint8_t>(Refusal::kLetter));
+  EXPECT_EQ(answers[0].frame.header.content, static_cast<std::uint8_t>(Refusal::kBlob));
   EXPECT_THAT(text_of(answers[0].frame), HasSubstr(why));
 }
 
-void expect_letter(const Answers& answers, std::uint32_t worker, const std::string& text) {
+void expect_blob(const Answers& answers, std::uint32_t worker, const std::string& text) {
   ASSERT_THAT(answers, SizeIs(1));
   EXPECT_EQ(answers[0].worker, worker);
-  EXPECT_EQ(answers[0].frame.header.kind, Kind::kLetter);
+  EXPECT_EQ(answers[0].frame.header.kind, Kind::kBlob);
   EXPECT_EQ(text_of(answers[0].frame), text);
 }
 
 TEST(BlobStore, WhatArrivesDamagedIsAsIfItWereLost) {
   BlobStore blobs(3);
-  post(blobs, kFromZero, "letter");
+  post(blobs, kFromZero, "blob");
   Buffer damaged = bytes_of("no fetch has any");
   damaged.seal();
   damaged.bytes()[0] ^= std::byte{1};
@@ -76,11 +76,11 @@ TEST(BlobStore, WhatArrivesDamagedIsAsIfItWereLost) {
   EXPECT_THAT(fetch(blobs, 1, kFromZero, 6), SizeIs(1));
 }
 
-TEST(BlobStore, AFetchBeforeItsLetterWaitsForIt) {
+TEST(BlobStore, AFetchBeforeItsBlobWaitsForIt) {
   BlobStore blobs(3);
   EXPECT_THAT(fetch(blobs, 2, kFromZero, 5), IsEmpty());
-  expect_letter(post(blobs, kFromZero, "hello"), 2, "hello");
-  expect_letter(fetch(blobs, 1, kFromZero, 5), 1, "hello");
+  expect_blob(post(blobs, kFromZero, "hello"), 2, "hello");
+  expect_blob(fetch(blobs, 1, kFromZero, 5), 1, "hello");
 }
 
 TEST(BlobStore, ThePosterIsToldOnceAllHaveIt) {
@@ -94,7 +94,7 @@ TEST(BlobStore, ThePosterIsToldOnceAllHaveIt) {
   EXPECT_EQ(answers[0].frame.header.kind, Kind::kDelivered);
 }
 
-TEST(BlobStore, ADeliveredLettersBytesAreLetGo) {
+TEST(BlobStore, ADeliveredBlobsBytesAreLetGo) {
   BlobStore blobs(2);
   bool released = false;
   const std::string text = "hello";
@@ -111,7 +111,7 @@ TEST(BlobStore, OnlyThoseNamedMayRead) {
   BlobStore blobs(4);
   post(blobs, kFromZero, "for 2", {.only = 2});
   expect_refused(fetch(blobs, 1, kFromZero, 5), 1, "not for worker 1");
-  expect_letter(fetch(blobs, 2, kFromZero, 5), 2, "for 2");
+  expect_blob(fetch(blobs, 2, kFromZero, 5), 2, "for 2");
   BlobId second = kFromZero;
   second.offset = 0;
   EXPECT_THAT(fetch(blobs, 3, second, 7), IsEmpty());
@@ -123,9 +123,9 @@ TEST(BlobStore, RepeatedRequestsChangeNothing) {
   BlobStore blobs(2);
   fetch(blobs, 1, kFromZero, 5);
   EXPECT_THAT(fetch(blobs, 1, kFromZero, 5), IsEmpty());
-  expect_letter(post(blobs, kFromZero, "hello"), 1, "hello");
-  expect_letter(post(blobs, kFromZero, "hello"), 1, "hello");  // no receipt came: the letter may be lost
-  expect_letter(fetch(blobs, 1, kFromZero, 5), 1, "hello");
+  expect_blob(post(blobs, kFromZero, "hello"), 1, "hello");
+  expect_blob(post(blobs, kFromZero, "hello"), 1, "hello");  // no receipt came: the blob may be lost
+  expect_blob(fetch(blobs, 1, kFromZero, 5), 1, "hello");
   EXPECT_THAT(receipt(blobs, 1, kFromZero, 5), SizeIs(1));
   EXPECT_THAT(receipt(blobs, 1, kFromZero, 5), IsEmpty());
   EXPECT_THAT(fetch(blobs, 1, kFromZero, 5), IsEmpty());
@@ -134,14 +134,14 @@ TEST(BlobStore, RepeatedRequestsChangeNothing) {
   EXPECT_EQ(again[0].frame.header.kind, Kind::kDelivered);
 }
 
-TEST(BlobStore, ADamagedLetterCountsAsLost) {
+TEST(BlobStore, ADamagedBlobCountsAsLost) {
   BlobStore blobs(2);
   Frame frame{header_of(Kind::kPost, kFromZero, 5), bytes_of("hello")};
   frame.payload.seal();
   frame.payload.bytes()[0] ^= std::byte{1};
   EXPECT_THAT(handle(blobs, 0, std::move(frame)), IsEmpty());
   EXPECT_THAT(fetch(blobs, 1, kFromZero, 5), IsEmpty());
-  expect_letter(post(blobs, kFromZero, "hello"), 1, "hello");
+  expect_blob(post(blobs, kFromZero, "hello"), 1, "hello");
 }
 
 TEST(BlobStore, ALaterSequenceForgetsWhatCameBefore) {
@@ -159,7 +159,7 @@ TEST(BlobStore, ALaterSequenceForgetsWhatCameBefore) {
 TEST(BlobStore, RefusesWhatMakesNoSense) {
   BlobStore blobs(2);
   expect_refused(handle(blobs, 1, {header_of(Kind::kPost, kFromZero, 5), bytes_of("hello")}), 1,
-                 "worker 1 posted the letter 5/0/64 of worker 0");
+                 "worker 1 posted the blob 5/0/64 of worker 0");
   expect_refused(handle(blobs, 0, {header_of(Kind::kPost, kFromZero, 6), bytes_of("hello")}), 0,
                  "5 bytes given, 6 announced");
   expect_refused(handle(blobs, 0, {header_of(Kind::kPost, kFromZero, 0), Buffer()}), 0, "at least one");
@@ -172,7 +172,7 @@ TEST(BlobStore, RefusesWhatMakesNoSense) {
   EXPECT_THAT(post(blobs, kFromZero, "hello"), IsEmpty()) << "nothing was kept of all that";
   expect_refused(receipt(blobs, 1, kFromZero, 5), 1, "not sent to worker 1");
   expect_refused(fetch(blobs, 1, kFromZero, 4), 1, "4 bytes asked for, it has 5");
-  expect_letter(fetch(blobs, 1, kFromZero, 5), 1, "hello");
+  expect_blob(fetch(blobs, 1, kFromZero, 5), 1, "hello");
 }
 
 TEST(BlobStore, HoldsOnlySoMuchOfOneWorker) {
@@ -205,11 +205,11 @@ TEST(BlobStore, WhoLeavesFailsThoseThatNeedIt) {
 }
 
 // Its receipt may have been lost, and it cannot be asked for another.
-TEST(BlobStore, WhoWasSentALetterAndLeavesHasIt) {
+TEST(BlobStore, WhoWasSentABlobAndLeavesHasIt) {
   BlobStore blobs(3);
   post(blobs, kFromZero, "hello");
-  expect_letter(fetch(blobs, 1, kFromZero, 5), 1, "hello");
-  expect_letter(fetch(blobs, 2, kFromZero, 5), 2, "hello");
+  expect_blob(fetch(blobs, 1, kFromZero, 5), 1, "hello");
+  expect_blob(fetch(blobs, 2, kFromZero, 5), 2, "hello");
   Answers answers;
   blobs.forget_worker(2, answers);
   EXPECT_THAT(answers, IsEmpty());
@@ -220,7 +220,7 @@ TEST(BlobStore, WhoWasSentALetterAndLeavesHasIt) {
 }
 
 // Else those that come again, late, would add up in a long job until no more are noted.
-TEST(BlobStore, AFetchThatComesAgainLongAfterItsLetterIsNotNoted) {
+TEST(BlobStore, AFetchThatComesAgainLongAfterItsBlobIsNotNoted) {
   BlobStore blobs(2, 4);
   for (std::uint64_t sequence = 1; sequence < 20; ++sequence) {
     const BlobId id{0, sequence, 0, 0};
@@ -233,7 +233,7 @@ TEST(BlobStore, AFetchThatComesAgainLongAfterItsLetterIsNotNoted) {
   }
 }
 
-// Whatever comes in, nothing is thrown, and a letter to come still arrives.
+// Whatever comes in, nothing is thrown, and a blob to come still arrives.
 TEST(BlobStore, SurvivesAnyFrame) {
   std::mt19937 random(4);
   const auto pick = [&](std::initializer_list<std::uint64_t> values) {
@@ -251,7 +251,7 @@ TEST(BlobStore, SurvivesAnyFrame) {
     EXPECT_NO_THROW(handle(blobs, static_cast<std::uint32_t>(pick({0, 1, 2, 3})), std::move(frame)));
   }
   post(blobs, {0, 9, 0, 0}, "hello", {.only = 1});
-  expect_letter(fetch(blobs, 1, {0, 9, 0, 0}, 5), 1, "hello");
+  expect_blob(fetch(blobs, 1, {0, 9, 0, 0}, 5), 1, "hello");
 }
 
 }  // namespace

@@ -289,7 +289,7 @@ TEST(CollectivesTraffic, IsTheDocumentedOne) {
   }
 }
 
-// With dedicated servers a worker's letter goes up once, however many read it.
+// With dedicated servers a worker's blob goes up once, however many read it.
 TEST(CollectivesTraffic, GoesUpOnceWithDedicatedServers) {
   run_job({4, 2}, [](Engine& engine) {
     std::vector<float> values(300'000, 1);

@@ -25,13 +25,13 @@ TEST(Subject, OfARequestIsItsKinds) {
        {Kind::kRowInit, Kind::kRowPush, Kind::kRowPull, Kind::kRowReadState, Kind::kRowWriteState})
     EXPECT_EQ(subject_of_request(kind), Subject::kRows) << static_cast<int>(kind);
   for (const Kind kind : {Kind::kPost, Kind::kFetch, Kind::kReceipt})
-    EXPECT_EQ(subject_of_request(kind), Subject::kLetter) << static_cast<int>(kind);
+    EXPECT_EQ(subject_of_request(kind), Subject::kBlob) << static_cast<int>(kind);
   EXPECT_EQ(subject_of_request(Kind::kCommand), Subject::kCommand);
 }
 
 /// Above all not of a command: what is carried out is numbered and kept for repeats.
 TEST(Subject, OfAnAnswerThatAServerGetsIsATensors) {
-  for (const Kind kind : {Kind::kAck, Kind::kRowAck, Kind::kLetter, Kind::kTime, Kind{200}})
+  for (const Kind kind : {Kind::kAck, Kind::kRowAck, Kind::kBlob, Kind::kTime, Kind{200}})
     EXPECT_EQ(subject_of_request(kind), Subject::kTensor) << static_cast<int>(kind);
 }
 
@@ -42,8 +42,8 @@ TEST(Subject, AnAnswerIsOfWhatItsRequestWasAbout) {
   EXPECT_EQ(subject_of_answer(answer_to(command, Kind::kAck).header), Subject::kCommand);
   for (const Kind kind : {Kind::kRowAck, Kind::kRowReply, Kind::kRowHeld, Kind::kRowMissing, Kind::kRowState})
     EXPECT_EQ(subject_of_answer(request_of(kind, 0)), Subject::kRows) << static_cast<int>(kind);
-  for (const Kind kind : {Kind::kLetter, Kind::kDelivered})
-    EXPECT_EQ(subject_of_answer(request_of(kind, 8)), Subject::kLetter) << static_cast<int>(kind);
+  for (const Kind kind : {Kind::kBlob, Kind::kDelivered})
+    EXPECT_EQ(subject_of_answer(request_of(kind, 8)), Subject::kBlob) << static_cast<int>(kind);
 }
 
 TEST(Subject, ARefusalIsOfWhatWasRefused) {
@@ -52,7 +52,7 @@ TEST(Subject, ARefusalIsOfWhatWasRefused) {
   EXPECT_EQ(subject_of_answer(refusal_of(push, {Refusal::kSendAgain, "no"}).header), Subject::kTensor);
   EXPECT_EQ(subject_of_answer(refusal_of(command, {Refusal::kFinal, "no"}).header), Subject::kCommand);
   EXPECT_EQ(subject_of_answer(refusal_of(push, {Refusal::kRows, "no"}).header), Subject::kRows);
-  EXPECT_EQ(subject_of_answer(refusal_of(push, {Refusal::kLetter, "no"}).header), Subject::kLetter);
+  EXPECT_EQ(subject_of_answer(refusal_of(push, {Refusal::kBlob, "no"}).header), Subject::kBlob);
 }
 
 }  // namespace

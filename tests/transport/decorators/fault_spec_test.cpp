@@ -67,7 +67,7 @@ TEST(FaultSpec, AnEventThatANodeNeverSeesIsRefused) {
               HasSubstr("of the scheduler: start, barrier, heartbeat, leave"));
   EXPECT_THAT(refusal("kill=server:0@heartbeat"), HasSubstr("of servers: start, init, push, "));
   EXPECT_THAT(refusal("kill=server:0@barrier"),
-              HasSubstr("of servers: start, init, push, reply, pull, checkpoint, letter, leave; as in"));
+              HasSubstr("of servers: start, init, push, reply, pull, checkpoint, blob, leave; as in"));
   EXPECT_EQ(refusal("kill=worker:0@barrier"), "taken");
 }
 

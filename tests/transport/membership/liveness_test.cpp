@@ -38,7 +38,7 @@ TEST_F(LivenessTest, ASilentNodeIsLostAfterTheTimeoutAndNotBefore) {
   EXPECT_FALSE(run_until(start + 4900ms));
   const auto lost = run_until(start + 6s);
   ASSERT_TRUE(lost);
-  EXPECT_EQ(lost->name, "worker 1");
+  EXPECT_EQ(lost->id, "worker 1");
   EXPECT_EQ(lost->why, "sent no heartbeat for 5.0 s (GRADWIRE_LIVENESS_TIMEOUT is 5.0 s)");
 }
 
@@ -51,7 +51,7 @@ TEST_F(LivenessTest, UnlessSetAClosedConnectionHasTwoSecondsAndASilentHostTwenty
     unset.disconnected("worker 1", start);
     std::optional<Liveness::Lost> lost;
     for (now = start; !lost; now += 100ms) lost = unset.check(now);
-    EXPECT_EQ(lost->name, "worker 1");
+    EXPECT_EQ(lost->id, "worker 1");
     EXPECT_LE(now - start, 2s);
     unset.forget("worker 1");
     for (; now < start + 20s; now += 100ms) ASSERT_FALSE(unset.check(now)) << (now - start) / 1ms;
@@ -81,7 +81,7 @@ TEST_F(LivenessTest, AClosedConnectionShortensTheWait) {
   EXPECT_FALSE(run_until(start + 1400ms));
   const auto lost = run_until(start + 2s);
   ASSERT_TRUE(lost);
-  EXPECT_EQ(lost->name, "worker 1");
+  EXPECT_EQ(lost->id, "worker 1");
   EXPECT_EQ(lost->why, "closed its connection and did not come back within 1.5 s");
 }
 

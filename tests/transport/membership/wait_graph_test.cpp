@@ -45,7 +45,7 @@ TEST(WaitReport, IsReadAsHostile) {
   for (const char* text : {"calls", "calls=x\n", "needs=a\n", "exchange=1\n", "in=a\nexchange=b\n"})
     EXPECT_THROW(parse_wait_report(text), FrameError) << text;
   EXPECT_THROW(parse_wait_report(std::string(70'000, 'a')), FrameError);
-  const WaitReport needy{1, {{"letters", std::vector<std::string>(kMostNeeds + 1, kFirst), {}}}, {}, {}};
+  const WaitReport needy{1, {{"blobs", std::vector<std::string>(kMostNeeds + 1, kFirst), {}}}, {}, {}};
   EXPECT_THROW(parse_wait_report(to_text(needy)), FrameError);
   const WaitReport strange{0, {{"a key 'x\ny' " + std::string(9'000, 'z'), {}, 1}}, {}, {}};
   EXPECT_EQ(parse_wait_report(to_text(strange)).waits.size(), 1U);
@@ -113,7 +113,7 @@ TEST_F(Graph, TwoRoundsWaitForEachOther) {
 
 TEST_F(Graph, OneThreadThatGoesOnIsEnough) {
   WaitReport two = without(in_round(kFirst), kSecond);
-  two.waits.push_back({"letters", {}, {}});
+  two.waits.push_back({"blobs", {}, {}});
   say(0, two);
   say(1, without(in_round(kSecond), kFirst));
   EXPECT_THAT(stuck(), IsEmpty());

@@ -1,9 +1,10 @@
-// A rank of a job over MPI where MPI does not return.
+// A rank of a job over MPI where MPI does what it should not.
 #include "transport/mpi/mpi_endpoint.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <csignal>
 #include <future>
 
 #include "tests/transport/ear.h"
@@ -37,6 +38,20 @@ TEST(MpiEndpoint, ABarrierThatDoesNotReturnIsReported) {
   endpoint.reset();
   // The I/O thread has a share of its own, and ends once MPI has returned.
   EXPECT_EQ(destroyed->get_future().wait_for(kPatience), std::future_status::ready);
+}
+
+// As Open MPI over TCP does where another rank has died. By default the signal ends the process.
+TEST(MpiEndpoint, AWriteToAConnectionThatIsGoneEndsNoProcess) {
+  OneRankPort::Hooks hooks;
+  hooks.on_barrier = [] { static_cast<void>(std::raise(SIGPIPE)); };
+  auto endpoint = MpiEndpoint::connect(std::make_unique<OneRankPort>(hooks), {}, MpiJob::kNative, 1);
+  MpiEndpoint::Place& worker = endpoint->place(Role::kWorker);
+  Ear ear;
+  endpoint->attach(worker, ear);
+  endpoint->leave(worker, kPatience);
+  EXPECT_THAT(ear.failures(0), testing::IsEmpty());
+  worker.inbox.detach();
+  endpoint->close();
 }
 
 }  // namespace

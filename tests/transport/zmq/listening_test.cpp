@@ -6,6 +6,7 @@
 #include <gtest/gtest.h>
 
 #include "transport/address.h"
+#include "transport/zmq/scheduler.h"
 
 namespace gradwire::transport {
 namespace {

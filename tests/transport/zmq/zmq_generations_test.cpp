@@ -7,6 +7,7 @@
 
 #include "tests/transport/ear.h"
 #include "tests/transport/zmq/zmq_jobs.h"
+#include "transport/zmq/scheduler.h"
 #include "transport/zmq/zmq_messenger.h"
 
 namespace gradwire::transport {

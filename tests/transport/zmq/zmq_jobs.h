@@ -8,6 +8,7 @@
 
 #include "tests/transport/zmq/raw_peer.h"
 #include "transport/membership/control.h"
+#include "transport/zmq/scheduler.h"
 #include "transport/zmq/zmq_messenger.h"
 
 namespace gradwire::transport {
