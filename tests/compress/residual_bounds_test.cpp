@@ -56,9 +56,9 @@ constexpr Promise kPromises[] = {
     {"2bit:threshold=auto", 65536, {4, 2, 40}, {4, 2, 40}},
     {"2bit:threshold=auto,scale=2.5,reply_scale=2.5", 65536, {6, 2, 60}, {6, 2, 60}},
     {"2bit:threshold=auto,scale=0.5,reply_scale=0.5", 65536, {2, 1, 20}, {4, 2, 40}},
-    {"1bit", 65536, {2, 1, 20}, {20, 2, 200}},            // half a word of rounds, for one element of it
-    {"terngrad", 65536, {2, 1.5, 20}, {180, 10, 0}},      // sqrt(65536) / clip rounds, for one element
-    {"topk:ratio=0.1", 65536, {2, 1, 20}, {12, 3, 120}},  // 1 / ratio rounds
+    {"1bit", 65536, {2, 1, 20}, {60, 2, 0}},              // one large element of a unit: 34 after 300 rounds
+    {"terngrad", 65536, {2, 1.5, 20}, {200, 200, 0}},     // sqrt(65536) / clip rounds, for one element
+    {"topk:ratio=0.1", 65536, {2, 1, 20}, {12, 4, 120}},  // 1 / ratio rounds
     {"topk:ratio=0.3,values=fp16", 65536, {2, 1, 20}, {4, 2, 40}},
     {"randomk:ratio=0.3", 65536, {40, 0, 280}, {40, 0, 280}},  // by chance: t rounds in (1 - ratio)^t cases
     {"2bit:threshold=1", 64, {1, 0.5, 20}, {}, 1},
