@@ -55,7 +55,7 @@ constexpr Promise kPromises[] = {
     {"natural", 64, {2, 1, 10}, {}},
     {"2bit:threshold=auto", 65536, {4, 2, 40}, {4, 2, 40}},
     {"2bit:threshold=auto,scale=2.5,reply_scale=2.5", 65536, {6, 2, 60}, {6, 2, 60}},
-    {"2bit:threshold=auto,scale=0.5,reply_scale=0.5", 65536, {2, 1, 20}, {4, 2, 40}},
+    {"2bit:threshold=auto,scale=0.5,reply_scale=0.5", 65536, {2, 1, 20}, {60, 2, 0}},  // as 1bit
     {"1bit", 65536, {2, 1, 20}, {60, 2, 0}},              // one large element of a unit: 34 after 300 rounds
     {"terngrad", 65536, {2, 1.5, 20}, {200, 200, 0}},     // sqrt(65536) / clip rounds, for one element
     {"topk:ratio=0.1", 65536, {2, 1, 20}, {12, 4, 120}},  // 1 / ratio rounds
