@@ -85,13 +85,7 @@ struct BufferPool::Shelf {
       }
     }
     // Without the lock: pinned memory may take milliseconds to make.
-    if (!make_block) return new_block(block_bytes);
-    try {
-      return make_block(block_bytes);
-    } catch (const std::exception&) {
-      free_idle();  // of other sizes
-      return make_block(block_bytes);
-    }
+    return make_block ? make_block(block_bytes) : new_block(block_bytes);
   }
 
   void free_idle() {

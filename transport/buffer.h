@@ -74,7 +74,7 @@ class BufferPool {
   /// Makes a block of that many bytes, for pools of memory that is not the heap's.
   using MakeBlock = std::function<std::shared_ptr<std::byte>(std::size_t size_bytes)>;
 
-  /// keep_bytes: of blocks that nobody uses. If make_block throws, these are freed, and it is called again.
+  /// keep_bytes: of blocks that nobody uses.
   explicit BufferPool(std::size_t keep_bytes = std::size_t{512} << 20, MakeBlock make_block = {});
   Buffer take(std::size_t size_bytes);
   /// Frees the blocks that nobody uses.

@@ -23,10 +23,8 @@ DeviceLink::DeviceLink(std::shared_ptr<compress::Device> device, std::size_t sta
                 device->use();
                 return device->allocate_pinned(bytes);
               }),
-      memory_(staged_bytes, [device = device_](std::size_t bytes) {
-        device->use();
-        return device->allocate(bytes);
-      }) {
+      memory_(staged_bytes,
+              [this](std::size_t bytes) { return allocate(bytes); }) {  // in take_memory() alone
   device_->use();
   for (Lane& lane : lanes_) lane.stream = device_->open_stream();
 }

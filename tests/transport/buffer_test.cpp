@@ -161,5 +161,23 @@ TEST(BufferPool, ServesManyThreads) {
   for (const int seed : {3, 5, 7, 11}) threads.emplace_back(work, seed);
 }
 
+TEST(BufferPool, FreesWhatNobodyUsesWhenAsked) {
+  int blocks = 0;
+  BufferPool pool(std::size_t{1} << 20, [&blocks](std::size_t bytes) {
+    ++blocks;
+    return std::shared_ptr<std::byte>(new std::byte[bytes], [&blocks](const std::byte* block) {
+      --blocks;
+      delete[] block;
+    });
+  });
+  const Buffer used = pool.take(1000);
+  static_cast<void>(pool.take(5000));
+  EXPECT_EQ(blocks, 2);
+  pool.free_idle();
+  EXPECT_EQ(blocks, 1);
+  static_cast<void>(pool.take(5000));
+  EXPECT_EQ(blocks, 2);
+}
+
 }  // namespace
 }  // namespace gradwire::transport

@@ -97,7 +97,7 @@ class HostNode final : public Messenger, private Sink {
     ends();
     farewell_ = std::jthread([this, peer, error](const std::stop_token& stop) {
       std::unique_lock waiting(mutex_);
-      detached_.wait_for(waiting, stop, std::min(patience_, kLongestFarewell), [] { return false; });
+      ended_.wait_for(waiting, stop, std::min(patience_, kLongestFarewell), [] { return false; });
       if (stop.stop_requested()) return;
       waiting.unlock();
       sink_->on_goodbye(to_job(peer), error);
@@ -137,7 +137,7 @@ class HostNode final : public Messenger, private Sink {
   Sink* sink_ = nullptr;
   const std::unique_ptr<Messenger> node_;
   std::mutex mutex_;  // guards what follows
-  std::condition_variable_any ended_, detached_;
+  std::condition_variable_any ended_;
   bool over_ = false;
   std::jthread reporter_, farewell_;  // last members: joined before the rest dies
 };

@@ -40,7 +40,9 @@ class Target:
         if has_dtype and _is_plain(first, dtype) and may_stay:
             self.array, self._copies = first, self._outs[1:]
         elif may_stay and dtype == "float32" and all(map(is_on_device, self._outs)):
-            self.array, self._copies = first.new_empty(first.shape).float(), self._outs
+            import torch  # they are its tensors, so torch is there
+
+            self.array, self._copies = first.new_empty(first.shape, dtype=torch.float32), self._outs
         else:
             self._receive_on_host()
 

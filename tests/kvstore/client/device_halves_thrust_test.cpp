@@ -50,23 +50,23 @@ class DeviceHalves : public testing::TestWithParam<std::tuple<ElementType, Eleme
     size.engine.fusion_bytes = 16384;
     return size;
   }
-  /// Calls body(engine, make) once with arrays on a device and once with arrays on the host, where
-  /// make(values) makes one, and compares what it returns on rank 0.
+  /// Calls body(engine, device, make) once with arrays on a device and once with arrays on the host, where
+  /// make(values) makes one of the type, and make(values, of) of another. Compares what it returns on rank 0.
   template <typename Body>
   static void expect_bits_of_the_host(const std::string& codec, const std::string& reply, Body body) {
     const auto device = std::make_shared<StreamsDevice>();
     std::vector<std::vector<float>> there, here;
     run_job(size(2), [&](Engine& engine) {
       engine.compression().set(spec(codec), reply);
-      auto seen = body(engine, device, [&](const std::vector<float>& values) {
-        return std::make_unique<DeviceNumbers>(device, values, type());
+      auto seen = body(engine, device, [&](const std::vector<float>& values, ElementType of = type()) {
+        return std::make_unique<DeviceNumbers>(device, values, of);
       });
       if (engine.rank() == 0) there = std::move(seen);
     });
     run_job(size(2), [&](Engine& engine) {
       engine.compression().set(spec(codec), reply);
-      auto seen = body(engine, nullptr, [&](const std::vector<float>& values) {
-        return std::make_unique<HostNumbers>(values, type());
+      auto seen = body(engine, nullptr, [](const std::vector<float>& values, ElementType of = type()) {
+        return std::make_unique<HostNumbers>(values, of);
       });
       if (engine.rank() == 0) here = std::move(seen);
     });
@@ -251,45 +251,21 @@ TEST_P(DeviceHalves, WhatIsNotFiniteOrTooLargeIsAsOnTheHost) {
 }
 
 TEST_P(DeviceHalves, InAndOutMayBeOfDifferentTypesAndABucketOfSeveral) {
-  const auto device = std::make_shared<StreamsDevice>();
-  const ElementType type = this->type();
-  std::vector<std::vector<float>> there, here;
-  const auto body = [type](Engine& engine, const auto& make, const auto& on) {
+  expect_bits_of_the_host("int8", "fp32", [](Engine& engine, const auto& device, const auto& make) {
     const auto keys = engine.declare(std::vector<KeySpec>{{"a", {900}}, {"b", {70}}, {"w", {3000}}});
-    const auto in = make(random_floats(3000, engine.rank()), type);
+    const auto in = make(random_floats(3000, engine.rank()));
     const auto out = make(std::vector<float>(3000), ElementType::kFloat32);
     engine.push_pull(keys[2], in->view(), out->view(), 0, 0.5, in->place()).wait();
     engine.push_pull(keys[2], out->view(), in->view(), 0, 0.5, out->place()).wait();
     const auto first = make(random_floats(900, engine.rank()), ElementType::kFloat32);
-    const auto second = make(random_floats(70, engine.rank()), type);
+    const auto second = make(random_floats(70, engine.rank()));
     engine.slots().bind(std::vector<KeyId>{keys[0], keys[1]},
-                        std::vector<ArrayView>{first->view(), second->view()}, on);
+                        std::vector<ArrayView>{first->view(), second->view()}, device);
     engine.slots().mark_ready(0, first->place().stream);
     engine.slots().mark_ready(1, second->place().stream);
     EXPECT_TRUE(engine.slots().drain_for(std::chrono::seconds(20)));
     return std::vector<std::vector<float>>{in->values(), out->values(), first->values(), second->values()};
-  };
-  run_job(size(2), [&](Engine& engine) {
-    engine.compression().set(spec("int8"), "fp32");
-    auto seen = body(
-        engine,
-        [&](const std::vector<float>& values, ElementType of) {
-          return std::make_unique<DeviceNumbers>(device, values, of);
-        },
-        device);
-    if (engine.rank() == 0) there = std::move(seen);
   });
-  run_job(size(2), [&](Engine& engine) {
-    engine.compression().set(spec("int8"), "fp32");
-    auto seen = body(
-        engine,
-        [&](const std::vector<float>& values, ElementType of) {
-          return std::make_unique<HostNumbers>(values, of);
-        },
-        nullptr);
-    if (engine.rank() == 0) here = std::move(seen);
-  });
-  EXPECT_EQ(there, here);
 }
 
 TEST_P(DeviceHalves, AValueIsPulledToAnotherDevice) {
