@@ -20,8 +20,8 @@ from torch import nn
 from torch.distributed.fsdp import fully_shard
 from torch.nn import functional
 
-FRONT_ENDS = ["optimizer", "overlap", "amp", "ddp", "fsdp2", "fsdp2_weights"]
-IN_A_GROUP = ("ddp", "fsdp2", "fsdp2_weights")
+FRONT_ENDS = ["optimizer", "overlap", "amp", "ddp", "ddp_hosts", "fsdp2", "fsdp2_weights"]
+IN_A_GROUP = ("ddp", "ddp_hosts", "fsdp2", "fsdp2_weights")
 BATCH = 64
 KEPT_BATCHES = 50
 WARM_UP = 10
@@ -69,10 +69,11 @@ class Training:
         self.device = device
         self.scaler = torch.amp.GradScaler(device.type) if front_end == "amp" else None
         model = Net().to(device)
-        if front_end == "ddp":
+        if front_end.startswith("ddp"):
             self.model: Any = nn.parallel.DistributedDataParallel(model)
             if codec != "plain":
-                self.model.register_comm_hook(gt.HookState(codec=codec), gt.ddp_hook)
+                hosts = {"local_group": 2} if front_end == "ddp_hosts" else {}
+                self.model.register_comm_hook(gt.HookState(codec=codec, **hosts), gt.ddp_hook)
             self.optimizer: Any = self._sgd(self.model)
         elif front_end in IN_A_GROUP:
             self.model = model
@@ -117,7 +118,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--front-end", choices=FRONT_ENDS, required=True)
     parser.add_argument("--store", default="allreduce", help="of the wrapped optimizers")
-    parser.add_argument("--codec", default="none", help="plain: torch's own exchange (ddp and fsdp2)")
+    parser.add_argument("--codec", default="none", help="plain: torch's own exchange (ddp, fsdp2)")
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cuda")
     parser.add_argument(
         "--backend", choices=["gloo", "nccl"], default="gloo", help="of ddp's and fsdp2's group"

@@ -266,17 +266,21 @@ def front_end_rows(machine: Machine) -> Iterator[Row]:
         *(("overlap", "2bit", "gloo"), ("amp", "none", "gloo"), ("amp", "2bit", "gloo")),
         *(("ddp", codec, "gloo") for codec in ("plain", "int8", "2bit")),
         ("ddp", "int8", "nccl"),
+        *(("ddp_hosts", codec, "nccl") for codec in ("plain", "int8")),
         *(("fsdp2", codec, "gloo") for codec in ("plain", "int8", "2bit")),
         ("fsdp2_weights", "int8", "nccl"),
     ]
     at_once, steps = 4, 150
     if machine.is_rehearsal:
-        jobs = [(front_end, "int8", "gloo") for front_end in ("optimizer", "ddp", "fsdp2_weights")]
+        jobs = [
+            (front_end, "int8", "gloo") for front_end in ("optimizer", "ddp", "ddp_hosts", "fsdp2_weights")
+        ]
         at_once, steps = 1, 60
     commands = []
     for way, codec, backend in jobs:
         words = f"--front-end {way} --backend {backend} --steps {steps}"
-        commands.append(_job(machine, 2, "allreduce", "front_ends.py", words, [codec]))
+        ranks = 4 if way == "ddp_hosts" else 2  # two hosts of two
+        commands.append(_job(machine, ranks, "allreduce", "front_ends.py", words, [codec]))
     best: dict[str, float] = {}
     for first in range(0, len(jobs), at_once):
         ended = machine.run_together(commands[first : first + at_once])

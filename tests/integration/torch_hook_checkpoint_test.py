@@ -1,5 +1,5 @@
 """gradwire.torch.save_checkpoint() of DDP's hook, of FSDP2's reduce-scatters and of HSDP's all-reduces: two ranks, or
-replicas, go on bit for bit, and three lose nothing of what two have not sent.
+hosts of two ranks, go on bit for bit, and three lose nothing of what two have not sent.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def run(tmp_path: Path, workers: int, *arguments: str) -> str:
 
 
 @needs_sharding
-@pytest.mark.parametrize(("kind", "shards"), [("ddp", 1), ("fsdp", 1), ("hsdp", 2)])
+@pytest.mark.parametrize(("kind", "shards"), [("ddp", 1), ("fsdp", 1), ("hsdp", 2), ("local", 2)])
 def test_jobs_are_gone_on_from(kind: str, shards: int, tmp_path: Path) -> None:
     folder = tmp_path / "saved"
     folder.mkdir()

@@ -2,12 +2,13 @@
 
 python -m torch.distributed.run --nproc-per-node 2 torch_hook_checkpoint_worker.py ddp|fsdp save FOLDER
 python -m torch.distributed.run --nproc-per-node 3 torch_hook_checkpoint_worker.py ddp|fsdp load FOLDER
-python -m torch.distributed.run --nproc-per-node 4 torch_hook_checkpoint_worker.py hsdp save FOLDER
-python -m torch.distributed.run --nproc-per-node 6 torch_hook_checkpoint_worker.py hsdp load FOLDER
+python -m torch.distributed.run --nproc-per-node 4 torch_hook_checkpoint_worker.py hsdp|local save FOLDER
+python -m torch.distributed.run --nproc-per-node 6 torch_hook_checkpoint_worker.py hsdp|local load FOLDER
 """
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
 from abc import ABC, abstractmethod
@@ -104,6 +105,26 @@ class Hooked(Job):
 
     def residuals(self) -> dict[str, torch.Tensor]:
         return dict(self.hook.state_dict().get("residuals", {}))
+
+
+class HookedOnHosts(Hooked):
+    """Of two ranks."""
+
+    def wrap(self, net: nn.Module, codec: str) -> nn.Module:
+        wrapped = DistributedDataParallel(net, bucket_cap_mb=0.05)
+        self.hook = gw.torch.HookState(codec, local_group=local_group())
+        wrapped.register_comm_hook(self.hook, gw.torch.ddp_hook)
+        return wrapped
+
+    def residuals(self) -> dict[str, torch.Tensor]:
+        shard = dist.get_rank(local_group())
+        return {f"{name} of shard {shard}": residual for name, residual in super().residuals().items()}
+
+
+@functools.cache
+def local_group() -> dist.ProcessGroup:
+    group: dist.ProcessGroup = dist.new_subgroups(2)[0]
+    return group
 
 
 class Sharded(Job):
@@ -256,13 +277,16 @@ def say(line: str) -> None:
 
 
 def main() -> None:
-    kind = {"ddp": Hooked, "fsdp": Sharded, "hsdp": Replicated}[sys.argv[1]]
+    kind = {"ddp": Hooked, "fsdp": Sharded, "hsdp": Replicated, "local": HookedOnHosts}[sys.argv[1]]
     folder = Path(sys.argv[3])
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     if sys.argv[2] == "save":
         save(kind, folder)
-        if kind is not Replicated:  # whose files are in folders of their own, where the others find none
+        if kind in (
+            Hooked,
+            Sharded,
+        ):  # files of the others are in folders of their own, where these find none
             refuse(kind, folder)
     else:
         load(kind, folder)

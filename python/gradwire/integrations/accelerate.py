@@ -45,7 +45,8 @@ def compress_gradients(
     Args:
         accelerator: one that has prepared no model. A DistributedDataParallelKwargs among its kwargs_handlers is kept.
         codec: as of HookState. With Adam and AdamW use "int8". Default: "int8".
-        options: codecs, warm_up, on_nonfinite, budget and row_column_scales, as of HookState. Default: as there.
+        options: codecs, warm_up, on_nonfinite, budget, row_column_scales and local_group, as of HookState. Default:
+            as there.
 
     Returns: the compression. Its `states` has the HookState of each model after prepare().
 

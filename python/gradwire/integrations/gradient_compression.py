@@ -14,9 +14,10 @@ from torch.nn.parallel import DistributedDataParallel
 
 import gradwire.torch
 from gradwire.torch import HookState, ddp_hook, session
+from gradwire.torch.ddp.local_shards import require_local_group
 from gradwire.torch.exchange_options import GivenOptions
 
-OPTIONS = ("codecs", "warm_up", "on_nonfinite", "budget", "row_column_scales")
+OPTIONS = ("codecs", "warm_up", "on_nonfinite", "budget", "row_column_scales", "local_group")
 """What integrations take besides the codec. HookState documents them."""
 
 
@@ -44,7 +45,8 @@ class GradientCompression:
             raise TypeError(
                 f"gradwire.integrations: {who} has no option {unknown[0]!r}; it has codec, {', '.join(OPTIONS)}"
             )
-        GivenOptions(who, codec, **options)
+        require_local_group(options.get("local_group"))
+        GivenOptions(who, codec, **{name: value for name, value in options.items() if name != "local_group"})
         self._codec = codec
         self._options = dict(options)
         self.states: list[HookState] = []

@@ -39,8 +39,8 @@ class CompressedDDPStrategy(DDPStrategy):
         """
         Args:
             codec: as of HookState. With Adam and AdamW use "int8". Default: "int8".
-            options: codecs, warm_up, on_nonfinite, budget and row_column_scales, as of HookState. All others are
-                those of DDPStrategy, such as find_unused_parameters. Default: as there.
+            options: codecs, warm_up, on_nonfinite, budget, row_column_scales and local_group, as of HookState. All
+                others are those of DDPStrategy, such as find_unused_parameters. Default: as there.
 
         Raises:
             ValueError: an option of HookState is not valid; or ddp_comm_hook is given, and DistributedDataParallel

@@ -37,7 +37,8 @@ class CompressGradients(TrainerCallback):
         """
         Args:
             codec: as of HookState. With Adam and AdamW use "int8". Default: "int8".
-            options: codecs, warm_up, on_nonfinite, budget and row_column_scales, as of HookState. Default: as there.
+            options: codecs, warm_up, on_nonfinite, budget, row_column_scales and local_group, as of HookState. Default:
+                as there.
 
         Raises:
             ValueError: an option is not valid.

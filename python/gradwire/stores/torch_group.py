@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -37,11 +38,12 @@ class Group:
     port: int | None = None
 
 
-def current(group: Any = None) -> Group | None:
+def current(group: Any = None, ranks: Sequence[int] | None = None) -> Group | None:
     """Returns a process group of torch's as it is here; None where none has been made.
 
     Args:
         group: default: torch's default group.
+        ranks: of the group, as the default group counts them, with this one: they alone are meant. Default: all.
     """
     dist = sys.modules.get("torch.distributed")
     if dist is None or not dist.is_available() or not dist.is_initialized():
@@ -50,13 +52,14 @@ def current(group: Any = None) -> Group | None:
         return None
     from torch.distributed import distributed_c10d as c10d
 
-    ranks = list(range(dist.get_world_size())) if group is None else dist.get_process_group_ranks(group)
+    if ranks is None:
+        ranks = range(dist.get_world_size()) if group is None else dist.get_process_group_ranks(group)
     store = c10d._get_default_store()
     has_store = type(store) is not dist.Store  # a placeholder
-    digest = hashlib.sha256(repr(ranks).encode()).hexdigest()[:16]
+    digest = hashlib.sha256(repr(list(ranks)).encode()).hexdigest()[:16]
     at = _tcp_store_of(store)
     return Group(
-        rank=dist.get_rank(group),
+        rank=list(ranks).index(dist.get_rank()),
         size=len(ranks),
         store=store if has_store else None,
         name=f"gradwire/{digest}",

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import functools
 import json
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from os import PathLike
@@ -180,6 +181,11 @@ def load_checkpoint(folder: str | PathLike[str], model: torch.nn.Module, optimiz
 def read_model(folder: str | PathLike[str], rank: int) -> Any:
     """What a rank's file has of the model."""
     return _unpack(checkpoint.read_extra(folder, rank))["model"]
+
+
+def shard_folder(folder: str | PathLike[str], shard: int, shards: int) -> str:
+    """Where the ranks that have one shard, which are a job, have their files in the folder that the caller gave."""
+    return os.path.join(folder, f"shard-{shard}-of-{shards}")
 
 
 def beside_the_store(state: Mapping[str, Any]) -> dict[str, Any]:

@@ -10,6 +10,7 @@ import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+import torch
 import torch.distributed as dist
 
 from gradwire import kv
@@ -32,10 +33,13 @@ def join(group: dist.ProcessGroup | None, timeout: float | None = None) -> kv.KV
         ValueError: the group's backend has no other ranks.
         gradwire.TimeoutError: not every rank appeared in time; names those missing.
     """
-    ranks = _require_peers(group)
-    store = kv.join_group(ranks, timeout=timeout)
+    return _join(_require_peers(group), _ranks_of(group), timeout)
+
+
+def _join(peers: torch_group.Group, ranks: list[int], timeout: float | None = None) -> kv.KVStore:
+    store = kv.join_group(peers, timeout=timeout)
     if not store.passthrough:  # which is alone, whoever is in the group
-        _workers_of[store] = _ranks_of(group)
+        _workers_of[store] = ranks
     return store
 
 
@@ -59,22 +63,27 @@ def has_workers(store: kv.KVStore, group: dist.ProcessGroup | None) -> bool:
     """Whether a store's workers are a group's ranks. Those of a store that a script or a launcher has made are taken to
     be the first ranks of the default group.
     """
+    return _has_ranks(store, _ranks_of(group))
+
+
+def _has_ranks(store: kv.KVStore, ranks: list[int]) -> bool:
     workers = _workers_of.get(store, list(range(store.num_workers)))
-    return workers == _ranks_of(group) and store.rank == dist.get_rank(group)
+    return workers == ranks and ranks[store.rank] == dist.get_rank()
 
 
 def _ranks_of(group: dist.ProcessGroup | None) -> list[int]:
     return list(range(dist.get_world_size())) if group is None else dist.get_process_group_ranks(group)
 
 
-def store_of(group: dist.ProcessGroup | None = None, *, is_part: bool = False) -> kv.KVStore:
+def store_of(group: dist.ProcessGroup | None = None, *, ranks: Sequence[int] | None = None) -> kv.KVStore:
     """Returns the store whose workers are the group's ranks: the one by which this process has joined its job, or
     one that is made here. A collective of the group.
 
     Args:
         group: default: torch's default group.
-        is_part: of the ranks, and the others are in groups of their own, which do the same: each is a job, whatever a
-            launcher has prepared for all of them.
+        ranks: of the group, as the default group counts them, with this one: the store is theirs, and the group's other
+            ranks do the same with theirs. Each part is a job, whatever a launcher has prepared for all of them.
+            Default: all.
 
     Raises:
         ValueError: torch.distributed has not been initialised, or the store at hand has other ranks.
@@ -85,22 +94,23 @@ def store_of(group: dist.ProcessGroup | None = None, *, is_part: bool = False) -
             "gradwire.torch: torch.distributed is not initialised; call torch.distributed.init_process_group() first"
         )
     here = settings.read()
-    if kv.joined() is None and (is_part or here.scheduler is None):
-        return join(group)
-    ranks = _require_peers(group)
+    workers = _ranks_of(group) if ranks is None else list(ranks)
+    peers = _require_peers(group, workers)
     if kv.joined() is None:  # else each rank of the group would wait for the job's others, who may never come
-        require_one_job("gradwire.torch", here, ranks)
+        if here.scheduler is None or len(workers) < dist.get_world_size(group):
+            return _join(peers, workers)
+        require_one_job("gradwire.torch", here, peers)
     store = session.default_store()
-    if (store.rank, store.num_workers) != (ranks.rank, ranks.size):
+    if (store.rank, store.num_workers) != (peers.rank, peers.size):
         raise ValueError(
             f"gradwire.torch: this process is rank {store.rank} of {store.num_workers} in gradwire's job and rank "
-            f"{ranks.rank} of {ranks.size} in the process group; give both the same ranks, or let gradwire join by the "
+            f"{peers.rank} of {peers.size} in the process group; give both the same ranks, or let gradwire join by the "
             "group: start the script with torchrun, and create no store"
         )
-    if store in _workers_of and not has_workers(store, group):
+    if store in _workers_of and not _has_ranks(store, workers):
         raise ValueError(
             f"gradwire.torch: this process has joined ranks {_workers_of[store]} of the default process group in a "
-            f"gradwire job, and here is a group of ranks {_ranks_of(group)}; a process has one job: compress the sums "
+            f"gradwire job, and here is a group of ranks {workers}; a process has one job: compress the sums "
             "of one group"
         )
     return store
@@ -142,11 +152,19 @@ def require_alike(
         raise ValueError(told)
 
 
-def _require_peers(group: dist.ProcessGroup | None) -> torch_group.Group:
-    ranks = torch_group.current(group)
-    if ranks is None:
+def any_of(group: dist.ProcessGroup, own: bool) -> bool:
+    """Whether it is so on any rank of a group. A collective of it."""
+    device = torch.device("cpu" if "cpu" in dist.get_backend_config(group) else "cuda")
+    found = torch.tensor([int(own)], device=device)
+    dist.all_reduce(found, dist.ReduceOp.MAX, group)
+    return bool(found.item())
+
+
+def _require_peers(group: dist.ProcessGroup | None, ranks: Sequence[int] | None = None) -> torch_group.Group:
+    peers = torch_group.current(group, ranks)
+    if peers is None:
         raise ValueError(
             f"gradwire.torch: the backend {dist.get_backend(group)!r} of this process group has no other ranks to "
             "exchange gradients with; expected 'gloo', 'nccl' or another that has"
         )
-    return ranks
+    return peers

@@ -10,6 +10,7 @@ Threading: one thread at a time: autograd's, or the one in which a rank that has
 from __future__ import annotations
 
 import contextlib
+import warnings
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,10 +21,12 @@ from torch._C._distributed_c10d import GradBucket
 from torch.autograd import Variable
 
 from gradwire.torch.codecs import adam_warning
+from gradwire.torch.ddp.bucket import Bucket
+from gradwire.torch.ddp.local_shards import LocalShards
 from gradwire.torch.elements import as_real, exchanged_dtype, in_memory_order, real_elements
 from gradwire.torch.exchange import Exchange
 from gradwire.torch.exchange_options import ExchangeOptions, warn_of_nonfinite
-from gradwire.torch.slots import encodable, home_of
+from gradwire.torch.slots import home_of
 
 if TYPE_CHECKING:
     from gradwire.kv import KVStore
@@ -37,7 +40,7 @@ class _Delivered:
     """What DDP was given for one parameter in a step.
 
     Attributes:
-        mean: (elements,), real.
+        mean: of what travelled: (elements,), real.
         buffer: the bucket's memory, which p.grad may be part of; None: DDP was given nothing.
     """
 
@@ -47,24 +50,35 @@ class _Delivered:
 
 
 class BucketExchange:
-    """The buckets of one model at one store."""
+    """The buckets of one model at one store.
+
+    Attributes:
+        shards: which parts of gradients travel through the store.
+    """
 
     def __init__(
-        self, store: KVStore, options: ExchangeOptions, names: Mapping[torch.Tensor, str], model: HookedModel
+        self,
+        store: KVStore,
+        options: ExchangeOptions,
+        names: Mapping[torch.Tensor, str],
+        model: HookedModel,
+        shards: LocalShards,
     ) -> None:
         """A collective.
 
         Args:
-            store: whose workers are the ranks of DDP's process group.
+            store: whose workers are the ranks of DDP's process group, or those of them that have the same shards.
             options: codecs, and what to do in a step in which any rank met a NaN or an infinity.
             names: of parameters, in order of the forward pass; empty: the model tells names, and the first buckets the
                 order.
             model: whose buckets they are.
+            shards: of this rank.
         """
         self._store = store
         self._options = options
         self._names = names
         self._model = model
+        self.shards = shards
         self._exchange = Exchange(store, options)
         self._index: dict[torch.Tensor, int] = {}
         self._labels: list[str] = []  # by index: what parameters are called
@@ -89,6 +103,8 @@ class BucketExchange:
         """What this rank has not sent yet; of parameters that no bucket has told yet what load() was given."""
         self.settle()
         own = self._exchange.state()
+        if "residuals" in own and self.shards.count > 1:
+            own["shard"] = [self.shards.place, self.shards.count]
         if self._restored is None:
             return own
         if not self._index:
@@ -104,6 +120,15 @@ class BucketExchange:
     def load(self, state: Mapping[str, Any]) -> None:
         """Goes on from it, with the first step, whose buckets tell the parameters."""
         self.settle()
+        place, count = state.get("shard", (0, 1))
+        if "residuals" in state and (place, count) != (self.shards.place, self.shards.count):
+            warnings.warn(
+                f"gradwire.torch: the checkpoint holds the residuals of shard {place} of {count}, so this rank, which "
+                f"has shard {self.shards.place} of {self.shards.count}, begins without; save the HookState's state on "
+                "every rank to keep them",
+                stacklevel=3,
+            )
+            state = {**state, "residuals": {}}
         if self._index:
             self._exchange.load(_with_labels(state, self._labels))
         else:
@@ -152,7 +177,8 @@ class BucketExchange:
         if not self._seen:
             self._model.find()
         # What is sent of an unused parameter is taken back, to the last bit of its float32.
-        taken = Bucket(bucket, keeps_halves=self._options.keeps_halves and not self._model.may_be_unused)
+        keeps_halves = self._options.keeps_halves and not self._model.may_be_unused
+        taken = Bucket(bucket, self.shards, keeps_halves=keeps_halves)
         self._seen.update(dict.fromkeys(bucket.parameters()))
         self._waiting.append(taken)
         _call_at_end_of_backward(self._on_backward_end)
@@ -179,7 +205,7 @@ class BucketExchange:
                 self._send(bucket)
         self._sends_early = not new and not self._model.leaves_out_buckets
         absent = self._send_absent(waiting)
-        nonfinite = self._exchange.finish()
+        nonfinite = self._exchange.finish(self.shards.any_of)
         vetoed = nonfinite and self._options.vetoes
         for bucket in waiting:
             for parameter, run in bucket.runs:
@@ -224,7 +250,7 @@ class BucketExchange:
             if _share_memory(gradient, delivered.buffer):
                 return  # gradient_as_bucket_view: it was written to where p.grad lies
             # DDP has sent what was there, and has left it there. The rest is what was owed, but for rounding.
-            there = _flat(gradient, delivered.parameter, mean)
+            there = self.shards.cut(_flat(gradient, delivered.parameter), delivered.parameter).to(mean)
             rounding = self._store.num_workers * torch.finfo(mean.dtype).eps * there.abs()
             mean = mean - there
             mean = mean.where(mean.abs() > rounding, 0)
@@ -255,11 +281,12 @@ class BucketExchange:
             self._labels.append(label)
         if self._home is None:
             self._home = home_of([parameter for _, parameter in named])
-        small = [_own_memory(parameter, self._home) for _, parameter in named]
+        declared = [(label, self.shards.shard_of(parameter)) for label, parameter in named]
+        small = [_own_memory(shard, self._home) for _, shard in declared]
         before = len(self._small)
         self._small += small
-        self._exchange.add(named, small, [self._index[parameter] for _, parameter in named])
-        few = adam_warning.few_levels(named, self._options, self._store)
+        self._exchange.add(declared, small, [self._index[parameter] for _, parameter in named])
+        few = adam_warning.few_levels(declared, self._options, self._store)
         adam_warning.watch((weakref.ref(p), few[label]) for label, p in named if label in few)
         self._exchange.bind(range(len(self._index)))
         if self._restored is not None:
@@ -276,52 +303,6 @@ class BucketExchange:
             else:
                 own.copy_(run)
                 self._exchange.send(index)
-
-
-class Bucket:
-    """One of DDP's buckets in one step: its memory as runs of real numbers, and the future that DDP awaits.
-
-    Attributes:
-        runs: parameters that have elements, each with its run: part of DDP's own memory where the engine can take that;
-            else of a copy, on the same device where codecs can work there.
-        buffer: DDP's memory.
-    """
-
-    def __init__(self, bucket: GradBucket, *, keeps_halves: bool) -> None:
-        """keeps_halves: as memory_dtype()."""
-        self.sent = False
-        self.buffer = bucket.buffer()
-        self.future = future_of(self.buffer)
-        self._dense = self.buffer.to_dense() if self.buffer.is_sparse else self.buffer
-        real = as_real(self._dense)
-        self._staged = encodable(real.reshape(-1), keeps_halves=keeps_halves)
-        parameters: list[torch.Tensor] = bucket.parameters()
-        # DDP too gives the buckets of complex parameters as real numbers, or as they are.
-        split = self._staged.split([real_elements(p) for p in parameters])  # type: ignore[no-untyped-call]
-        self.runs = [(p, run) for p, run in zip(parameters, split, strict=True) if run.numel()]
-
-    @property
-    def parameters(self) -> list[torch.Tensor]:
-        return [parameter for parameter, _ in self.runs]
-
-    def deliver(self, *, vetoed: bool) -> None:
-        if vetoed and self._staged.numel():
-            self._staged[0] = float("nan")  # for GradScaler to find
-        if self.buffer.is_sparse:
-            result = self._staged.view(self._dense.shape).to(self.buffer).to_sparse(1)
-        elif self._staged.data_ptr() == self.buffer.data_ptr():
-            result = self.buffer
-        else:
-            as_real(self.buffer).view(-1).copy_(self._staged)
-            result = self.buffer
-        self.future.set_result(result)
-
-
-def future_of(buffer: torch.Tensor) -> torch.futures.Future[torch.Tensor]:
-    """A future whose value lies where buffer does."""
-    devices: list[int | str | torch.device] | None
-    devices = [buffer.device] if buffer.device.type == "cuda" else None
-    return torch.futures.Future(devices=devices)
 
 
 def _own_memory(parameter: torch.Tensor, home: torch.device) -> torch.Tensor | None:
@@ -350,10 +331,10 @@ def _share_memory(one: torch.Tensor, other: torch.Tensor) -> bool:
     )
 
 
-def _flat(gradient: torch.Tensor, parameter: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+def _flat(gradient: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
     """A gradient as its bucket had it."""
     dense = gradient.to_dense() if gradient.is_sparse else gradient
-    return as_real(in_memory_order(dense, parameter.stride())).reshape(-1).to(like)
+    return as_real(in_memory_order(dense, parameter.stride())).reshape(-1)
 
 
 def _without(state: Mapping[str, Any], labels: Sequence[str]) -> Mapping[str, Any] | None:

@@ -20,8 +20,15 @@ from torch._C._distributed_c10d import GradBucket
 from gradwire import kv
 from gradwire.torch import session
 from gradwire.torch.codecs.warm_up import Stages
-from gradwire.torch.ddp.bucket_exchange import BucketExchange, future_of
+from gradwire.torch.ddp.bucket import future_of
+from gradwire.torch.ddp.bucket_exchange import BucketExchange
 from gradwire.torch.ddp.hook_checkpoint import HooksPart
+from gradwire.torch.ddp.local_shards import (
+    LocalGroup,
+    LocalShards,
+    join_hosts,
+    require_local_group,
+)
 from gradwire.torch.ddp.model import HookedModel
 from gradwire.torch.distributed_checkpoint import by_rank, is_for_distributed_checkpoint, of_rank
 from gradwire.torch.exchange_options import GivenOptions, OnNonfinite, agree_on_options
@@ -78,6 +85,7 @@ class HookState:
         on_nonfinite: OnNonfinite = "warn",
         budget: str | None = None,
         row_column_scales: bool = False,
+        local_group: LocalGroup = None,
         **others: Any,
     ) -> None:
         """A collective of the group, once torch.distributed is initialised: every rank makes it at the same place.
@@ -103,11 +111,17 @@ class HookState:
                 points".
             row_column_scales: True: codecs see each matrix of gradients with the scale of its rows and columns taken
                 out, as for DistributedOptimizer. With Adam and AdamW, 2bit loses less accuracy so. Default: False.
+            local_group: how many ranks each host has, such as `int(os.environ["LOCAL_WORLD_SIZE"])`, where ranks are
+                numbered host by host; or the process group of this host's ranks. They sum each bucket uncompressed
+                first, by the group's own reduce-scatter. Then every rank exchanges a shard of the sum with the ranks of
+                its place on other hosts, compressed, and an all-gather completes the bucket. Default: each rank
+                exchanges whole gradients.
             others: not accepted. An option of DistributedOptimizer is rejected with what to use here.
 
         Raises:
             ValueError: an argument is not valid; codecs without names; ranks differ, in which case all get the same
-                text; the store's servers have an optimizer, and so return weights.
+                text; the store's servers have an optimizer, and so return weights; local groups do not divide the
+                process group into equal parts.
             TypeError: an argument has the wrong type or an unknown name.
         """
         _refuse(others)
@@ -115,13 +129,18 @@ class HookState:
         self._begin(
             _Arguments(codec, named, codecs, warm_up, grad_scaler, on_nonfinite, budget, row_column_scales),
             process_group,
+            local_group,
             {},
         )
         if dist.is_initialized():
             self._join()
 
     def _begin(
-        self, arguments: _Arguments, group: dist.ProcessGroup | None, restored: Mapping[str, Any]
+        self,
+        arguments: _Arguments,
+        group: dist.ProcessGroup | None,
+        local_group: LocalGroup,
+        restored: Mapping[str, Any],
     ) -> None:
         """Takes the arguments, and checks what can be checked without the other ranks."""
         if arguments.codecs is not None and arguments.named is None:
@@ -129,8 +148,10 @@ class HookState:
                 f"gradwire.torch: HookState: codecs={arguments.codecs!r} goes by parameters' names, and none were given"
                 "; pass named_parameters=model.named_parameters()"
             )
+        require_local_group(local_group)
         self._arguments = arguments
         self._group = group
+        self._local_group = local_group
         self._given = GivenOptions(
             "HookState",
             arguments.codec,
@@ -147,11 +168,16 @@ class HookState:
     def _join(self) -> BucketExchange:
         """Returns the exchange of the buckets. The first call is a collective of the group."""
         if self._exchange is None:
-            store = store_of(self._group)
+            if self._local_group is None:
+                store, shards = store_of(self._group), LocalShards(None)
+            else:
+                store, shards = join_hosts(self._group, self._local_group)
             names = {p: name for name, p in self._arguments.named or []}
             options = self._given.at(store, names.values())
             agree_on_options(store, "HookState", options.alike)
-            self._exchange = BucketExchange(store, options, names, HookedModel(self))
+            codecs = {"codec": session.chosen(self._arguments.codec), "codecs": self._arguments.codecs}
+            shards.require_alike("gradwire.torch: HookState", codecs | options.alike)
+            self._exchange = BucketExchange(store, options, names, HookedModel(self), shards)
             if self._restored:
                 self._exchange.load(of_rank(self._restored, *self._ranks))
         return self._exchange
@@ -241,19 +267,19 @@ class HookState:
     def __deepcopy__(self, memo: dict[int, Any]) -> "HookState":
         copied = type(self).__new__(type(self))
         memo[id(self)] = copied
-        copied._begin(copy.deepcopy(self._arguments, memo), self._group, {})
+        copied._begin(copy.deepcopy(self._arguments, memo), self._group, self._local_group, {})
         return copied
 
     def __getstate__(self) -> dict[str, Any]:
-        if self._group is not None:
+        if self._group is not None or isinstance(self._local_group, dist.ProcessGroup):
             raise TypeError(
                 "gradwire.torch: HookState: it has a process group of its own, which cannot be pickled; save "
                 "state_dict() on every rank, and make it anew with the group"
             )
-        return {"arguments": self._arguments, "state": self.own_state()}
+        return {"arguments": self._arguments, "local_group": self._local_group, "state": self.own_state()}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self._begin(state["arguments"], None, state["state"])
+        self._begin(state["arguments"], None, state["local_group"], state["state"])
 
 
 def ddp_hook(state: HookState, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
@@ -301,6 +327,7 @@ def _refuse(others: Mapping[str, Any]) -> None:
         known = [
             "process_group",
             "named_parameters",
+            "local_group",
             *(f.name for f in fields(_Arguments) if f.name != "named"),
         ]
         raise TypeError(

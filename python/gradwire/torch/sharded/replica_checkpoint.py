@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from os import PathLike
 from typing import TYPE_CHECKING, Any
@@ -11,7 +10,7 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from gradwire.stores.checkpoint import Restored
-from gradwire.torch.checkpoint import Part, Read, beside_the_store
+from gradwire.torch.checkpoint import Part, Read, beside_the_store, shard_folder
 
 if TYPE_CHECKING:
     from gradwire.kv import KVStore
@@ -37,7 +36,7 @@ class ReplicasPart(Part):
         self._shards = shards
 
     def folder_in(self, folder: str | PathLike[str]) -> str | PathLike[str]:
-        return os.path.join(folder, f"shard-{self._shard}-of-{self._shards}")
+        return shard_folder(folder, self._shard, self._shards)
 
     def model_state(self, model: torch.nn.Module) -> Any:
         """Every rank has its own shard."""

@@ -20,7 +20,7 @@ import torch.distributed as dist
 from gradwire.torch.backward_pass import BackwardPass, is_running
 from gradwire.torch.exchange import Exchange
 from gradwire.torch.exchange_options import ExchangeOptions, warn_of_nonfinite
-from gradwire.torch.process_group import naming_ranks
+from gradwire.torch.process_group import any_of, naming_ranks
 from gradwire.torch.sharded.module_shards import ModuleShards, Shard
 from gradwire.torch.sharded.replica_group import SumInPlace
 from gradwire.torch.sharded.scatter import factor_of
@@ -200,10 +200,7 @@ class ReplicaExchange:
 
     def _met_by_others(self, own: bool) -> bool:
         for group in self._others:
-            device = torch.device("cpu" if "cpu" in dist.get_backend_config(group) else "cuda")
-            met = torch.tensor([int(own)], device=device)
-            dist.all_reduce(met, dist.ReduceOp.MAX, group)
-            own = bool(met.item())
+            own = any_of(group, own)
         return own
 
     # -- checkpoints -----------------------------------------------------------------------------------

@@ -101,7 +101,7 @@ def compress_all_reduce(
     told = options | {"codec": session.chosen(codec), "grad_scaler": made and made.grad_scaler is not None}
     require_alike(_WHO, [replicas, *others], told, failure)
     assert made is not None
-    store = store_of(replicas, is_part=replicas.size() < dist.get_world_size())
+    store = store_of(ranks=dist.get_process_group_ranks(replicas))
     named = _named_shards(model, groups)
     chosen = made.at(store, named)
     exchange = ReplicaExchange(store, chosen, others)

@@ -1,0 +1,333 @@
+"""What four ranks do in torch_local_group_test.py: DDP's hook where the two ranks of a host sum first.
+
+python -m torch.distributed.run --nproc-per-node 4 torch_local_group_cases.py
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import pickle
+import warnings
+from typing import Any
+
+import gradwire as gw
+import gradwire.torch
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel
+from torch_hook_models import Ledger, kinds, left_to_send, make_branches, total
+from torch_programs import case, run_cases_in_a_group
+
+DDP = DistributedDataParallel
+STATES: list[gw.torch.HookState] = []  # of the case that runs
+CODECS = ("2bit:threshold=0.02", "int4:reply=fp32", "topk:reply=fp32", "none")
+
+
+@functools.cache
+def local_group() -> dist.ProcessGroup:
+    group: dist.ProcessGroup = dist.new_subgroups(2)[0]
+    return group
+
+
+def hooked(
+    model: nn.Module, codec: str, given: dict[str, Any] | None = None, **options: Any
+) -> tuple[DDP, gw.torch.HookState]:
+    wrapped = DDP(model, **{"bucket_cap_mb": 0.004} | options)
+    state = gw.torch.HookState(codec, **{"local_group": local_group()} | (given or {}))
+    wrapped.register_comm_hook(state, gw.torch.ddp_hook)
+    STATES.append(state)
+    return wrapped, state
+
+
+def input_of(step: int) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(50 * step + dist.get_rank())
+    return torch.randn(6, 9, generator=generator)
+
+
+def make_net() -> nn.Module:
+    """Shards of uneven length, one of which is empty; large ones travel by themselves, small ones together."""
+    torch.manual_seed(5)
+    return nn.Sequential(
+        nn.Linear(9, 333), nn.Tanh(), nn.Linear(333, 801), nn.LayerNorm(801), nn.Linear(801, 1)
+    )
+
+
+def trained_by_ddp(codec: str) -> list[torch.Tensor]:
+    model = make_net()
+    wrapped, state = hooked(model, codec, bucket_cap_mb=0.5)
+    train(wrapped)
+    state.close()
+    return [p.detach() for p in model.parameters()]
+
+
+def train(model: nn.Module, steps: range = range(4)) -> None:
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+    for step in steps:
+        optimizer.zero_grad()
+        model(input_of(step)).square().mean().backward()
+        optimizer.step()
+
+
+@case
+def bits_are_those_of_hsdp_on_the_same_hosts() -> None:
+    for codec in ("none", "int8", "2bit", "2bit:threshold=auto,reply=2bit", "fp16"):
+        ours = trained_by_ddp(codec)
+        model = make_net()
+        fully_shard(model, mesh=init_device_mesh("cpu", (2, 2), mesh_dim_names=("hosts", "ranks")))
+        gw.torch.compress_all_reduce(model, codec)
+        train(model)
+        for one, other in zip(ours, model.parameters(), strict=True):
+            assert torch.equal(one, other.full_tensor()), codec  # type: ignore[attr-defined]
+
+
+@case
+def gradients_of_any_kind_are_nearly_ddps() -> None:
+    for name, model in kinds().items():
+        for codec in ("none", "int8"):
+            theirs = DDP(copy.deepcopy(model))
+            wrapped, state = hooked(model, codec)
+            for step in range(3):
+                for each in (wrapped, theirs):
+                    each.zero_grad()
+                    each(0.7 * (1 + dist.get_rank() + step / 3)).backward()
+                for ours, true in zip(model.parameters(), theirs.parameters(), strict=True):
+                    assert ours.grad.stride() == true.grad.stride()
+                    exact = 1e-15 if codec == "none" and true.grad.dtype == torch.float64 else 1e-6
+                    close = 0.02 if codec == "int8" or true.grad.dtype.itemsize == 2 else exact
+                    largest = float(true.grad.abs().max()) if true.grad.numel() else 0.0
+                    torch.testing.assert_close(
+                        ours.grad, true.grad, rtol=close, atol=close * largest, msg=f"{name} {codec} {step}"
+                    )
+            state.close()
+
+
+@case
+def nothing_of_a_layer_is_lost() -> None:
+    """Of one that no rank uses, of one that one host uses, of gradients that are not cleared, of zeros."""
+    for codec in CODECS:
+        for as_view in (False, True):
+            for way in ("in turns", "on one rank", "not cleared", "zeros"):
+                what = f"{codec} {as_view} {way}"
+                model = make_branches()
+                options = {"find_unused_parameters": True, "gradient_as_bucket_view": as_view}
+                wrapped, state = hooked(model, codec, **options)
+                ledger = Ledger(model)
+                for step in range(8):
+                    if way != "not cleared":
+                        wrapped.zero_grad(set_to_none=way != "zeros")
+                    alone = "a" if step % 3 == 0 and dist.get_rank() == 2 else "b"
+                    ledger.step(wrapped, step, alone if way == "on one rank" else "ab"[step % 2])
+                if way == "not cleared":
+                    for name, parameter in model.named_parameters():
+                        ledger.delivered[name] = parameter.grad * dist.get_world_size()
+                ledger.require_nothing_lost(state, what)
+                assert codec == "none" or total(left_to_send(state, "a.weight", model.a.weight)).any(), what
+                state.close()
+
+
+@case
+def ranks_that_have_joined_lose_nothing() -> None:
+    for codec in CODECS:
+        model = make_branches()
+        wrapped, state = hooked(model, codec, find_unused_parameters=True)
+        ledger = Ledger(model)
+        with wrapped.join():
+            for step in range((4, 11, 2, 3)[dist.get_rank()]):
+                wrapped.zero_grad()
+                ledger.step(wrapped, step, "ab"[step % 2])
+        for delivered in ledger.delivered.values():
+            dist.broadcast(delivered, 1)  # whose model the others then get
+        ledger.require_nothing_lost(state, codec)
+        state.close()
+
+
+@case
+def options_of_ddp_change_nothing() -> None:
+    skips = {"find_unused_parameters": True, "skip_all_reduce_unused_params": True}
+    for options in ({}, {"static_graph": True}, {"gradient_as_bucket_view": True}, skips):
+        model = make_branches()
+        theirs = DDP(copy.deepcopy(model), **options)
+        wrapped, state = hooked(model, "none", **options)
+        use = "a" if options == skips else "ab"
+        for step in range(4):
+            for each in (wrapped, theirs):
+                each.zero_grad()
+                if "static_graph" not in options:
+                    with each.no_sync():
+                        Ledger.loss(each, 10 + step, use).backward()
+                Ledger.loss(each, step, use).backward()
+            for ours, true in zip(model.parameters(), theirs.parameters(), strict=True):
+                assert (ours.grad is None) == (true.grad is None)
+                if true.grad is not None:
+                    torch.testing.assert_close(ours.grad, true.grad, rtol=1e-5, atol=1e-6)
+        state.close()
+
+
+@case
+def a_step_that_one_rank_cannot_take_is_taken_by_none() -> None:
+    """The infinity is in the shard of the other rank of its host, and the other host's ranks have to hear of it."""
+    for spoilt in range(4):
+        model = make_branches()
+        scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10, growth_interval=1000)
+        wrapped, state = hooked(model, "int8", {"grad_scaler": scaler})
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        for step in range(3):
+            optimizer.zero_grad()
+            loss = Ledger.loss(wrapped, step, "ab")
+            if step == 1 and dist.get_rank() == spoilt:
+                loss = loss * float("inf")
+            before = [p.detach().clone() for p in model.parameters()]
+            owed = copy.deepcopy(state.state_dict())
+            scaler.scale(loss).backward()
+            scaler.step(optimizer)
+            scaler.update()
+            kept = [torch.equal(p, old) for p, old in zip(model.parameters(), before, strict=True)]
+            assert all(kept) if step == 1 else not any(kept), (spoilt, step, kept)
+            if step == 1:
+                assert scaler.get_scale() == 2.0**9
+                for name, residual in state.state_dict()["residuals"].items():
+                    assert torch.equal(residual, owed["residuals"][name])
+        state.close()
+
+
+@case
+def each_rank_encodes_half() -> None:
+    model = make_net()
+    wrapped, state = hooked(model, "int8")
+    before = state.stats()["bytes_encoded"]
+    train(wrapped, range(4))
+    elements = sum(p.numel() for p in model.parameters())
+    encoded = state.stats()["bytes_encoded"] - before
+    assert 0.5 <= encoded / (4 * elements) < 0.56, (encoded, elements)
+
+
+@case
+def a_state_goes_on_where_it_was_saved() -> None:
+    model = make_net()
+    wrapped, state = hooked(model, "int4:reply=fp32")
+    train(wrapped)
+    saved, weights = pickle.loads(pickle.dumps(state.state_dict())), copy.deepcopy(model.state_dict())
+    train(wrapped)
+    state.close()
+    later = make_net()
+    later.load_state_dict(weights)
+    wrapped, state = hooked(later, "int4:reply=fp32")
+    state.load_state_dict(saved)
+    train(wrapped)
+    for one, other in zip(model.parameters(), later.parameters(), strict=True):
+        assert torch.equal(one, other)
+    everyone: list[Any] = [None] * 4
+    dist.all_gather_object(everyone, saved)
+    _, foreign = hooked(make_net(), "int4")
+    with pytest.warns(
+        UserWarning, match=r"holds the residuals of shard [01] of 2, so this rank, which has shard"
+    ):
+        foreign.load_state_dict(everyone[dist.get_rank() ^ 1])
+    assert not foreign.state_dict()["residuals"]
+
+
+@case
+def what_ranks_give_differently_is_told_to_all() -> None:
+    rank = dist.get_rank()
+    pairs = [dist.new_group(ranks) for ranks in ([0], [1, 2, 3], [0, 1], [1, 2], [2, 3])]
+    uneven, overlapping = pairs[min(rank, 1)], pairs[(2, 2, 3, 4)[rank]]
+    with pytest.raises(
+        ValueError, match=r"local groups are of ranks \(0,\), \(1, 2, 3\), expected groups of equal"
+    ):
+        gw.torch.HookState("int8", local_group=uneven)
+    with pytest.raises(
+        ValueError, match=r"ranks \(0, 1\), \(1, 2\), \(2, 3\), expected .* \[0, 1, 2, 3\] once"
+    ):
+        gw.torch.HookState("int8", local_group=overlapping)
+    for options in (
+        {"codec": f"int{4 + 4 * (rank % 2)}"},
+        {"codec": "int8", "on_nonfinite": "skip_step" if rank % 2 else "warn"},
+    ):
+        with pytest.raises(
+            ValueError, match=r"HookState: .* on rank [02] and .* on rank [13]; give the same"
+        ):
+            gw.torch.HookState(**options, local_group=local_group())
+    for number in (3, 8):
+        with pytest.raises(
+            ValueError, match=f"local_group is {number}, and the process group has 4 of 4 ranks"
+        ):
+            gw.torch.HookState("int8", local_group=number)
+    with pytest.raises(
+        ValueError, match=r"local_group is 4 on rank 0 and 2 on rank 2; all hosts must have as many"
+    ):
+        gw.torch.HookState("int8", local_group=(4, 4, 2, 2)[rank])
+    with pytest.raises(
+        ValueError, match=r"local_group is 2 on rank 0 and \(0, 1\) on rank 1; all hosts must"
+    ):
+        gw.torch.HookState("int8", local_group=local_group() if rank == 1 else 2)
+    with pytest.raises(ValueError, match=r"local_group is 1, and the process group has [13] of 4 ranks"):
+        gw.torch.HookState("int8", uneven, local_group=1)
+    wrong = {0: ValueError, dist.GroupMember.NON_GROUP_MEMBER: ValueError, True: TypeError, "host": TypeError}
+    for given, error in wrong.items():
+        with pytest.raises(
+            error, match=f"local_group is {given!r}, expected how many ranks each host has, or a"
+        ):
+            gw.torch.HookState("int8", local_group=given)
+
+
+@case
+def states_are_copied_and_pickled_with_a_number() -> None:
+    _, state = hooked(make_branches(), "int8")
+    assert copy.deepcopy(state)._local_group is local_group()
+    with pytest.raises(TypeError, match="cannot be pickled"):
+        pickle.dumps(state)
+    model = make_net()
+    wrapped, state = hooked(model, "int4:reply=fp32", {"local_group": 2})
+    train(wrapped)
+    later = copy.deepcopy(model)
+    restored = pickle.loads(pickle.dumps(state))
+    train(wrapped)
+    state.close()
+    wrapped = DDP(later, bucket_cap_mb=0.004)
+    wrapped.register_comm_hook(restored, gw.torch.ddp_hook)
+    STATES.append(restored)
+    train(wrapped)
+    for one, other in zip(model.parameters(), later.parameters(), strict=True):
+        assert torch.equal(one, other)
+
+
+@case
+def one_host_and_hosts_of_one_rank() -> None:
+    """The first compresses what nobody else sums; the second is as without local groups."""
+    leave_the_store()
+    alone = [dist.new_group([rank]) for rank in range(4)][dist.get_rank()]
+    for group, same in ((dist.group.WORLD, False), (alone, True)):
+        found = []
+        for given in ({"local_group": group}, {"local_group": None}):
+            model = make_net()
+            wrapped, state = hooked(model, "int8", given)
+            train(wrapped)
+            state.close()
+            found.append([p.detach() for p in model.parameters()])
+            leave_the_store()
+        for one, other in zip(*found, strict=True):
+            torch.testing.assert_close(one, other, rtol=0, atol=0 if same else 0.02)
+
+
+def leave_the_store() -> None:
+    dist.barrier()
+    STATES.clear()
+    if (store := gw.kv.joined()) is not None:
+        store.close()
+    dist.barrier()
+
+
+def leave_states() -> None:
+    for state in STATES:
+        state.close()
+    STATES.clear()
+
+
+if __name__ == "__main__":
+    warnings.simplefilter("ignore", FutureWarning)
+    run_cases_in_a_group(leave_states)
