@@ -219,6 +219,28 @@ def test_kill_9_of_the_owner_leaves_nothing() -> None:
 
 
 @needs_hosts
+def test_what_is_busy_is_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real, said = remains.program("ip"), tmp_path / "said"
+    shim = tmp_path / "ip"  # fails to delete anything at first
+    shim.write_text(
+        f'#!/bin/sh\ncase "$*" in *delete*) echo "$*" >> {said}; '
+        f'[ "$(grep -c -x "$*" {said})" -gt 1 ] || exit 1;; esac\nexec {real} "$@"\n'
+    )
+    shim.chmod(0o755)
+    lab = NetLab(hosts=2)
+    with monkeypatch.context() as patched:
+        patched.setattr(remains, "program", lambda name: str(shim) if name == "ip" else None)
+        remains.remove(lab.name, patience=0)
+        assert {f"gwlab-{lab.name}-0", f"{lab.name}.json"} <= set(
+            remains_of(lab.name)
+        )  # the next lab tries again
+        said.unlink()
+        remains.remove(lab.name)
+    assert not remains_of(lab.name)
+    lab.close()
+
+
+@needs_hosts
 def test_what_even_the_watchdog_left_is_removed_by_name() -> None:
     owner, name, sleeper, watchdog = start_owner()
     os.kill(watchdog, signal.SIGKILL)

@@ -105,11 +105,14 @@ def _names() -> list[str]:
     return names + [path.name for path in Path("/sys/class/net").glob("gl*")]
 
 
+def _named() -> set[str]:
+    """Returns the identifiers of labs that have a namespace or a link."""
+    return {match[1] or match[2] for name in _names() if (match := _NAME.fullmatch(name))}
+
+
 def labs() -> list[str]:
     """Returns the identifiers of all labs of which anything is left."""
-    found = {path.stem for path in RECORDS.glob("*.json")}
-    found |= {match[1] or match[2] for name in _names() if (match := _NAME.fullmatch(name))}
-    return sorted(found)
+    return sorted({path.stem for path in RECORDS.glob("*.json")} | _named())
 
 
 def ended() -> list[str]:
@@ -126,8 +129,10 @@ def leftovers() -> list[str]:
 
 
 def processes_in(namespaces: Sequence[Path]) -> list[int]:
-    inodes = {path.stat().st_ino for path in namespaces if path.exists()}
-    pids = []
+    inodes, pids = set(), []
+    for path in namespaces:
+        with contextlib.suppress(OSError):  # another process removes the same lab
+            inodes.add(path.stat().st_ino)
     for entry in Path("/proc").iterdir():
         with contextlib.suppress(OSError):  # it ended meanwhile
             if entry.name.isdigit() and (entry / "ns/net").stat().st_ino in inodes:
@@ -149,20 +154,33 @@ def _quietly(*command: str) -> None:
     subprocess.run(command, check=False, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
 
-def remove(lab: str) -> None:
-    """Removes all that is left of a lab: processes, links, namespaces, firewall rule, record. Repeatable."""
+def remove(lab: str, patience: float = 10.0) -> None:
+    """Removes all that is left of a lab: processes, links, namespaces, firewall rule, record. Repeatable.
+
+    Another process may remove it at the same time, and either may find something busy: what is still there is tried
+    again.
+
+    Args:
+        patience: seconds for which it is tried. The record then stays, so that the next lab tries once more.
+    """
     ip, iptables = program("ip") or "ip", program("iptables")
-    namespaces = sorted(NETNS.glob(f"gwlab-{lab}-*"))
-    kill_processes(namespaces)
-    for link in Path("/sys/class/net").glob(
-        f"gl{lab}*"
-    ):  # first: a namespace's own end lingers with its sockets
-        _quietly(ip, "link", "delete", link.name)
-    for namespace in namespaces:
-        _quietly(ip, "netns", "delete", namespace.name)
+    deadline = time.monotonic() + patience
+    while True:
+        namespaces = sorted(NETNS.glob(f"gwlab-{lab}-*"))
+        kill_processes(namespaces)
+        # Links first: a namespace's own end lingers with its sockets.
+        for link in Path("/sys/class/net").glob(f"gl{lab}*"):
+            _quietly(ip, "link", "delete", link.name)
+        for namespace in namespaces:
+            _quietly(ip, "netns", "delete", namespace.name)
+        is_left = lab in _named()
+        if not is_left or time.monotonic() > deadline:
+            break
+        time.sleep(0.05)
     if iptables:
         _quietly(iptables, "-w", "-D", *accept_rule(lab))
-    (RECORDS / f"{lab}.json").unlink(missing_ok=True)
+    if not is_left:
+        (RECORDS / f"{lab}.json").unlink(missing_ok=True)
 
 
 def watch(owner: int, lab: str) -> None:
