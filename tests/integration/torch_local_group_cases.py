@@ -7,8 +7,14 @@ from __future__ import annotations
 
 import copy
 import functools
+import itertools
+import math
+import os
 import pickle
+import shutil
+import tempfile
 import warnings
+from pathlib import Path
 from typing import Any
 
 import gradwire as gw
@@ -21,10 +27,11 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 from torch_hook_models import Ledger, kinds, left_to_send, make_branches, total
-from torch_programs import case, run_cases_in_a_group
+from torch_programs import case, case_from, run_cases_in_a_group
 
 DDP = DistributedDataParallel
 STATES: list[gw.torch.HookState] = []  # of the case that runs
+BEFORE_THE_GROUP = gw.torch.HookState("int8", local_group=2)
 CODECS = ("2bit:threshold=0.02", "int4:reply=fp32", "topk:reply=fp32", "none")
 
 
@@ -57,9 +64,10 @@ def make_net() -> nn.Module:
     )
 
 
-def trained_by_ddp(codec: str) -> list[torch.Tensor]:
+def trained_by_ddp(codec: str, options: dict[str, Any]) -> list[torch.Tensor]:
     model = make_net()
-    wrapped, state = hooked(model, codec, bucket_cap_mb=0.5)
+    named = {"named_parameters": list(model.named_parameters())}
+    wrapped, state = hooked(model, codec, named | options, bucket_cap_mb=0.5)
     train(wrapped)
     state.close()
     return [p.detach() for p in model.parameters()]
@@ -73,19 +81,70 @@ def train(model: nn.Module, steps: range = range(4)) -> None:
         optimizer.step()
 
 
-@case
+@case_from("2.9")
 def bits_are_those_of_hsdp_on_the_same_hosts() -> None:
-    for codec in ("none", "int8", "2bit", "2bit:threshold=auto,reply=2bit", "fp16"):
-        ours = trained_by_ddp(codec)
+    cases: list[tuple[str, dict[str, Any]]] = [
+        *((codec, {}) for codec in ("none", "int8", "2bit", "2bit:threshold=auto,reply=2bit", "fp16")),
+        ("2bit", {"warm_up": [("none", 1), ("int8", 1)]}),
+        ("int8", {"codecs": {"0.*": "none", "2.weight": "nf4"}}),
+        ("2bit", {"row_column_scales": True}),
+    ]
+    for codec, options in cases:
+        ours = trained_by_ddp(codec, options)
         model = make_net()
         fully_shard(model, mesh=init_device_mesh("cpu", (2, 2), mesh_dim_names=("hosts", "ranks")))
-        gw.torch.compress_all_reduce(model, codec)
+        gw.torch.compress_all_reduce(model, codec, **options)
         train(model)
         for one, other in zip(ours, model.parameters(), strict=True):
-            assert torch.equal(one, other.full_tensor()), codec  # type: ignore[attr-defined]
+            assert torch.equal(one, other.full_tensor()), (codec, options)  # type: ignore[attr-defined]
+
+
+class Bag(nn.Module):
+    """Its table has sparse gradients, its weight has fewer rows than a host has ranks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(8)
+        self.table = nn.EmbeddingBag(30, 5, mode="sum", sparse=True)
+        self.last = nn.Linear(5, 1)
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        return self.last(self.table(rows))
 
 
 @case
+def sparse_gradients_are_ddps() -> None:
+    model = Bag()
+    theirs = DDP(copy.deepcopy(model))
+    wrapped, state = hooked(model, "none")
+    for step in range(3):
+        rows = torch.randint(
+            0, 30, (4, 3), generator=torch.Generator().manual_seed(10 * step + dist.get_rank())
+        )
+        for each in (wrapped, theirs):
+            each.zero_grad()
+            each(rows).square().mean().backward()
+        for ours, true in zip(model.parameters(), theirs.parameters(), strict=True):
+            assert ours.grad.is_sparse == true.grad.is_sparse
+            torch.testing.assert_close(ours.grad.to_dense(), true.grad.to_dense(), rtol=1e-6, atol=1e-7)
+    state.close()
+
+
+@case
+def a_rank_that_has_no_shard_goes_along() -> None:
+    """Of a model whose only parameter is one row, with codecs that are chosen, and a state that is loaded."""
+    for codec in ("auto", "int8"):
+        model = nn.Linear(64, 1, bias=False)
+        wrapped, state = hooked(model, codec)
+        state.load_state_dict({})
+        for _ in range(4):
+            wrapped(torch.ones(2, 64)).square().mean().backward()
+        state.own_state()
+        gw.torch.save_checkpoint(shared_folder(), wrapped, state)
+        state.close()
+
+
+@case_from("2.9")
 def gradients_of_any_kind_are_nearly_ddps() -> None:
     for name, model in kinds().items():
         for codec in ("none", "int8"):
@@ -146,7 +205,7 @@ def ranks_that_have_joined_lose_nothing() -> None:
         state.close()
 
 
-@case
+@case_from("2.9")
 def options_of_ddp_change_nothing() -> None:
     skips = {"find_unused_parameters": True, "skip_all_reduce_unused_params": True}
     for options in ({}, {"static_graph": True}, {"gradient_as_bucket_view": True}, skips):
@@ -170,8 +229,8 @@ def options_of_ddp_change_nothing() -> None:
 
 @case
 def a_step_that_one_rank_cannot_take_is_taken_by_none() -> None:
-    """The infinity is in the shard of the other rank of its host, and the other host's ranks have to hear of it."""
-    for spoilt in range(4):
+    """The infinity is in one shard, on one rank, and those with the other shard have to hear of it."""
+    for spoilt, place in itertools.product(range(4), (0, -1)):
         model = make_branches()
         scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10, growth_interval=1000)
         wrapped, state = hooked(model, "int8", {"grad_scaler": scaler})
@@ -180,12 +239,17 @@ def a_step_that_one_rank_cannot_take_is_taken_by_none() -> None:
             optimizer.zero_grad()
             loss = Ledger.loss(wrapped, step, "ab")
             if step == 1 and dist.get_rank() == spoilt:
-                loss = loss * float("inf")
+                spoil = functools.partial(
+                    torch.Tensor.index_fill, dim=0, index=torch.tensor([place]), value=math.inf
+                )
+                handle = model.first.weight.register_hook(spoil)
             before = [p.detach().clone() for p in model.parameters()]
             owed = copy.deepcopy(state.state_dict())
             scaler.scale(loss).backward()
             scaler.step(optimizer)
             scaler.update()
+            if step == 1 and dist.get_rank() == spoilt:
+                handle.remove()
             kept = [torch.equal(p, old) for p, old in zip(model.parameters(), before, strict=True)]
             assert all(kept) if step == 1 else not any(kept), (spoilt, step, kept)
             if step == 1:
@@ -228,7 +292,17 @@ def a_state_goes_on_where_it_was_saved() -> None:
         UserWarning, match=r"holds the residuals of shard [01] of 2, so this rank, which has shard"
     ):
         foreign.load_state_dict(everyone[dist.get_rank() ^ 1])
-    assert not foreign.state_dict()["residuals"]
+    assert "residuals" not in foreign.state_dict()
+    foreign.close()
+    scales = {"row_column_scales": True}
+    wrapped, state = hooked(make_net(), "2bit", scales)
+    train(wrapped)
+    dist.all_gather_object(everyone, state.state_dict())
+    state.close()
+    wrapped, state = hooked(make_net(), "2bit", scales)
+    with pytest.warns(UserWarning, match="so this rank, which has shard"):
+        state.load_state_dict(everyone[dist.get_rank() ^ 1])
+    train(wrapped)
 
 
 @case
@@ -244,12 +318,15 @@ def what_ranks_give_differently_is_told_to_all() -> None:
         ValueError, match=r"ranks \(0, 1\), \(1, 2\), \(2, 3\), expected .* \[0, 1, 2, 3\] once"
     ):
         gw.torch.HookState("int8", local_group=overlapping)
+    odd = rank == 3  # alone: nobody is to wait for the ranks that have found it
     for options in (
-        {"codec": f"int{4 + 4 * (rank % 2)}"},
-        {"codec": "int8", "on_nonfinite": "skip_step" if rank % 2 else "warn"},
+        {"codec": "int4" if odd else "int8"},
+        {"codec": "int8", "on_nonfinite": "skip_step" if odd else "warn"},
+        {"codec": "2bit", "row_column_scales": odd},
+        {"codec": "2bit", "warm_up": [("none", 2 + odd)]},
     ):
         with pytest.raises(
-            ValueError, match=r"HookState: .* on rank [02] and .* on rank [13]; give the same"
+            ValueError, match=r"HookState: \w+ is .* on rank 0 and .* on rank 3; give the same"
         ):
             gw.torch.HookState(**options, local_group=local_group())
     for number in (3, 8):
@@ -257,13 +334,9 @@ def what_ranks_give_differently_is_told_to_all() -> None:
             ValueError, match=f"local_group is {number}, and the process group has 4 of 4 ranks"
         ):
             gw.torch.HookState("int8", local_group=number)
-    with pytest.raises(
-        ValueError, match=r"local_group is 4 on rank 0 and 2 on rank 2; all hosts must have as many"
-    ):
+    with pytest.raises(ValueError, match=r"local_group is 4 on rank 0 and 2 on rank 2; give the same"):
         gw.torch.HookState("int8", local_group=(4, 4, 2, 2)[rank])
-    with pytest.raises(
-        ValueError, match=r"local_group is 2 on rank 0 and \(0, 1\) on rank 1; all hosts must"
-    ):
+    with pytest.raises(ValueError, match=r"local_group is 2 on rank 0 and 'a process group' on rank 1; give"):
         gw.torch.HookState("int8", local_group=local_group() if rank == 1 else 2)
     with pytest.raises(ValueError, match=r"local_group is 1, and the process group has [13] of 4 ranks"):
         gw.torch.HookState("int8", uneven, local_group=1)
@@ -312,6 +385,68 @@ def one_host_and_hosts_of_one_rank() -> None:
             leave_the_store()
         for one, other in zip(*found, strict=True):
             torch.testing.assert_close(one, other, rtol=0, atol=0 if same else 0.02)
+
+
+@case
+def a_state_made_before_the_group_joins_with_the_first_bucket() -> None:
+    model = make_branches()
+    wrapped = DDP(model)
+    wrapped.register_comm_hook(BEFORE_THE_GROUP, gw.torch.ddp_hook)
+    Ledger.loss(wrapped, 0, "ab").backward()
+    assert BEFORE_THE_GROUP.stats()["bytes_encoded"] > 0
+    STATES.append(BEFORE_THE_GROUP)
+
+
+@case
+def shards_of_several_saves_or_of_other_numbers_are_refused() -> None:
+    def start(**given: Any) -> tuple[DDP, gw.torch.HookState]:
+        leave_the_store()
+        wrapped, state = hooked(make_net(), "int8", given)
+        return wrapped, state
+
+    torn = shared_folder()
+    saves = []
+    for _ in range(2):
+        wrapped, state = start()
+        train(wrapped)
+        saves.append(shared_folder())
+        gw.torch.save_checkpoint(saves[-1], wrapped, state)
+    if dist.get_rank() == 0:
+        for place, folder in enumerate(saves):
+            shutil.copytree(Path(folder, f"shard-{place}-of-2"), Path(torn, f"shard-{place}-of-2"))
+    dist.barrier()
+    with pytest.raises(ValueError, match="are of several saves, of which the last was interrupted"):
+        gw.torch.load_checkpoint(torn, *start())
+    for group, text in (
+        (None, "has 2 shards, and this job 1"),
+        (dist.group.WORLD, "has 2 shards, and this job 4"),
+    ):
+        with pytest.raises(ValueError, match=text):
+            gw.torch.load_checkpoint(saves[0], *start(local_group=group))
+    if dist.get_rank() == 3:  # its own file alone: the others are to hear of it
+        next(Path(saves[0], "shard-1-of-2").glob("*.worker-1.state")).write_bytes(b"damaged")
+    dist.barrier()
+    with pytest.raises((ValueError, RuntimeError, gw.DecodeError), match=r"worker 1: .*shard-1-of-2"):
+        gw.torch.load_checkpoint(saves[0], *start())
+    leave_the_store()
+
+
+def shared_folder() -> str:
+    made = [tempfile.mkdtemp() if dist.get_rank() == 0 else None]
+    dist.broadcast_object_list(made)
+    assert made[0] is not None
+    return made[0]
+
+
+@case
+def a_given_master_is_refused() -> None:
+    leave_the_store()
+    os.environ["GRADWIRE_MASTER"] = "tcp://127.0.0.1:1"
+    with pytest.raises(
+        ValueError, match="several gradwire jobs, which cannot meet at one address; leave it out"
+    ):
+        hooked(make_net(), "int8")
+    del os.environ["GRADWIRE_MASTER"]
 
 
 def leave_the_store() -> None:

@@ -113,6 +113,10 @@ class GradientCompression:
                 f"the checkpoint has no folder {str(folder)!r}: it was saved without gradwire, or moved without this "
                 "folder"
             )
+        try:
+            self.states[0].checkpoint_part(self.states, torch.nn.Module()).require_layout(folder)
+        except ValueError as error:
+            return str(error)
         if self.states[0].stats(residuals=False)["bytes_encoded"]:
             return (
                 "this process has sent gradients already, so it cannot restore residuals; resume in a new process to "

@@ -15,12 +15,15 @@ from __future__ import annotations
 import functools
 import json
 import os
+import secrets
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from os import PathLike
+from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
+import torch.distributed as dist
 
 from gradwire import _core, kv
 from gradwire.stores import checkpoint
@@ -28,10 +31,12 @@ from gradwire.torch import readable_bytes
 from gradwire.torch.exchange import STATE_KEY
 from gradwire.torch.local.rounds import ROUNDS_KEY, LocalRounds
 from gradwire.torch.momentum import inherited_momentum
+from gradwire.torch.process_group import require_alike
 from gradwire.torch.reducer import GradientReducer
 
 # Of an exchange's state: the store's checkpoint has these.
 _OF_THE_STORE = ("rank", "residuals")
+_SAVE_KEY = "save"  # of a checkpoint in shards
 # Of ours, beside what an exchange has.
 _ROWS_KEY, _MOMENTUM_KEY = "rows", "momentum_correction"
 
@@ -54,14 +59,39 @@ class Part(ABC):
     Attributes:
         kind: what it is called in the checkpoint, and in error texts.
         store: what it exchanges them through.
+        shard: which part of what is saved the store's workers have, and of how many.
+        peers: process groups that reach, one after the other, the ranks which have the other parts.
     """
 
     kind: str
     store: kv.KVStore
+    shard: tuple[int, int] = (0, 1)
+    peers: Sequence[dist.ProcessGroup] = ()
 
     def folder_in(self, folder: str | PathLike[str]) -> str | PathLike[str]:
         """Where this rank's store has its files, in the folder that the caller gave."""
-        return folder
+        place, count = self.shard
+        return folder if count == 1 else os.path.join(folder, f"shard-{place}-of-{count}")
+
+    def require_layout(self, folder: str | PathLike[str]) -> None:
+        """Raises ValueError for a checkpoint of another number of shards, or of several numbers."""
+        there = {int(path.name.rpartition("-")[2]) for path in Path(folder).glob("shard-*-of-*")}
+        if Path(folder, "checkpoint.manifest").exists():
+            there.add(1)
+        count = self.shard[1]
+        if there and there != {count}:
+            raise ValueError(
+                f"gradwire.torch: the checkpoint in {os.fspath(folder)} has {' and '.join(map(str, sorted(there)))} "
+                f"shards, and this job {count}: as many as each host has ranks, with HSDP or HookState's local_group; "
+                "begin with as many, and save to a folder that holds no other checkpoint"
+            )
+
+    def save_number(self) -> int:
+        """A number of this save, the same on all ranks that have parts of what this rank saves."""
+        number = [secrets.randbits(62)]
+        for group in self.peers:
+            dist.broadcast_object_list(number, group=group, group_src=0)
+        return number[0]
 
     @abstractmethod
     def model_state(self, model: torch.nn.Module) -> Any:
@@ -128,10 +158,12 @@ def save_checkpoint(
     part = _part_of(optimizer, model)
     states = {"model": part.model_state(model)}  # a collective, of a sharded one
 
-    def own() -> bytes:
-        return readable_bytes.write({**states, part.kind: part.saved(), "extra": extra})
+    number = part.save_number() if part.peers else 0
 
-    part.store.save_checkpoint(part.folder_in(folder), _attempt(part.store, "checkpoint is written", own))
+    def own() -> bytes:
+        return readable_bytes.write({**states, part.kind: part.saved(), "extra": extra, _SAVE_KEY: number})
+
+    part.store.save_checkpoint(part.folder_in(folder), _attempt(part, "checkpoint is written", own))
 
 
 def load_checkpoint(folder: str | PathLike[str], model: torch.nn.Module, optimizer: Any) -> Any:
@@ -167,8 +199,20 @@ def load_checkpoint(folder: str | PathLike[str], model: torch.nn.Module, optimiz
         TypeError: optimizer has a type that save_checkpoint() does not accept.
     """
     part = _part_of(optimizer, model)
+
+    def read() -> dict[str, Any]:
+        part.require_layout(folder)
+        return _read_fitting(part.folder_in(folder), part)
+
+    state = _attempt(part, "checkpoint is read", read)
+    if part.peers:
+        require_alike(
+            f"gradwire.torch: load_checkpoint: the shards in {os.fspath(folder)} are of several saves, of which the "
+            "last was interrupted; take an earlier checkpoint",
+            part.peers,
+            {"number of the save": state.get(_SAVE_KEY, 0)},
+        )
     folder = part.folder_in(folder)
-    state = _attempt(part.store, "checkpoint is read", lambda: _read_fitting(folder, part))
     own = state[part.kind]
     part.prepare(own)
     part.store.load_checkpoint(folder)  # refuses what does not fit, before model and optimizer change
@@ -181,11 +225,6 @@ def load_checkpoint(folder: str | PathLike[str], model: torch.nn.Module, optimiz
 def read_model(folder: str | PathLike[str], rank: int) -> Any:
     """What a rank's file has of the model."""
     return _unpack(checkpoint.read_extra(folder, rank))["model"]
-
-
-def shard_folder(folder: str | PathLike[str], shard: int, shards: int) -> str:
-    """Where the ranks that have one shard, which are a job, have their files in the folder that the caller gave."""
-    return os.path.join(folder, f"shard-{shard}-of-{shards}")
 
 
 def beside_the_store(state: Mapping[str, Any]) -> dict[str, Any]:
@@ -228,11 +267,12 @@ def _read_part(folder: str | PathLike[str], kind: str, rank: int) -> Any:
     return _unpack(checkpoint.read_extra(folder, rank))[kind]
 
 
-def _attempt(store: kv.KVStore, what: str, work: Callable[[], Result]) -> Result:
+def _attempt(part: Part, what: str, work: Callable[[], Result]) -> Result:
     """Does work, which is no collective, on all ranks; where it fails on any, all raise what the first of those did, or
     the others would wait for it in the next collective.
 
     Args:
+        part: its store's workers, and those that have other shards, are all ranks.
         what: the name of the exchange in which ranks hear of it.
     """
     result, failure, told = None, None, b""
@@ -242,11 +282,27 @@ def _attempt(store: kv.KVStore, what: str, work: Callable[[], Result]) -> Result
         failure = error
         kind = next((i for i, kind in enumerate(_KINDS) if isinstance(error, kind)), len(_KINDS))
         told = json.dumps([kind, str(error)]).encode()
-    for rank, blob in enumerate(store.engine.all_gather(what, told)):
-        if blob:
-            kind, text = json.loads(blob)
-            raise (*_KINDS, RuntimeError)[kind](f"worker {rank}: {text}") from failure
+    told = next(
+        (
+            _from_worker(rank, blob)
+            for rank, blob in enumerate(part.store.engine.all_gather(what, told))
+            if blob
+        ),
+        b"",
+    )
+    for group in part.peers:
+        everyone: list[bytes] = [b""] * group.size()
+        dist.all_gather_object(everyone, told, group=group)
+        told = next(filter(None, everyone), b"")
+    if told:
+        kind, text = json.loads(told)
+        raise (*_KINDS, RuntimeError)[kind](text) from failure
     return result  # type: ignore[return-value]
+
+
+def _from_worker(rank: int, told: bytes) -> bytes:
+    kind, text = json.loads(told)
+    return json.dumps([kind, f"worker {rank}: {text}"]).encode()
 
 
 def _unpack(restored: checkpoint.Restored) -> dict[str, Any]:

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 # Of HookState, and what does that here.
 _OF_THE_HOOK = {
     "codec": "it is called compression here",
+    "local_group": "set GRADWIRE_HIERARCHY=host, which has the ranks of a host sum first",
     "process_group": "it joins by store, or has the store that this process has joined already",
 }
 

@@ -86,7 +86,8 @@ def store_of(group: dist.ProcessGroup | None = None, *, ranks: Sequence[int] | N
             Default: all.
 
     Raises:
-        ValueError: torch.distributed has not been initialised, or the store at hand has other ranks.
+        ValueError: torch.distributed has not been initialised; the store at hand has other ranks; or GRADWIRE_MASTER
+            is given, and ranks that are a part.
         gradwire.TimeoutError: not every rank appeared in time; names those missing.
     """
     if not dist.is_initialized():
@@ -97,7 +98,14 @@ def store_of(group: dist.ProcessGroup | None = None, *, ranks: Sequence[int] | N
     workers = _ranks_of(group) if ranks is None else list(ranks)
     peers = _require_peers(group, workers)
     if kv.joined() is None:  # else each rank of the group would wait for the job's others, who may never come
-        if here.scheduler is None or len(workers) < dist.get_world_size(group):
+        is_part = len(workers) < dist.get_world_size(group)
+        if is_part and here.master is not None and settings.is_given("master"):
+            raise ValueError(
+                f"gradwire.torch: GRADWIRE_MASTER={here.master} was given, and the ranks of the process group join "
+                "several gradwire jobs, which cannot meet at one address; leave it out, so that they meet through "
+                "torch's store"
+            )
+        if here.scheduler is None or is_part:
             return _join(peers, workers)
         require_one_job("gradwire.torch", here, peers)
     store = session.default_store()

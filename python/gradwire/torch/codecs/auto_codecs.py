@@ -140,7 +140,8 @@ class AutoCodecs:
 
     def advance(self) -> None:
         """Has the next step travel as the controller says. A collective."""
-        self._apply(self._controller.advance())
+        if self._tensors:  # else this rank has no shard of any parameter, as all workers of its store
+            self._apply(self._controller.advance())
 
     def state(self) -> dict[str, Any]:
         """What was chosen, for a checkpoint."""

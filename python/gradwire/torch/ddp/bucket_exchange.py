@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from gradwire.kv import KVStore
     from gradwire.torch.ddp.model import HookedModel
 
+_OF_SHARDS = {"residuals", "scales"}  # of a state
 _TOGETHER_BYTES = 256 * 2**10  # as fp32; what is smaller is copied, so that it can travel with others
 
 
@@ -103,7 +104,7 @@ class BucketExchange:
         """What this rank has not sent yet; of parameters that no bucket has told yet what load() was given."""
         self.settle()
         own = self._exchange.state()
-        if "residuals" in own and self.shards.count > 1:
+        if own and self.shards.count > 1:
             own["shard"] = [self.shards.place, self.shards.count]
         if self._restored is None:
             return own
@@ -121,14 +122,14 @@ class BucketExchange:
         """Goes on from it, with the first step, whose buckets tell the parameters."""
         self.settle()
         place, count = state.get("shard", (0, 1))
-        if "residuals" in state and (place, count) != (self.shards.place, self.shards.count):
+        if (place, count) != (self.shards.place, self.shards.count) and not _OF_SHARDS.isdisjoint(state):
             warnings.warn(
                 f"gradwire.torch: the checkpoint holds the residuals of shard {place} of {count}, so this rank, which "
                 f"has shard {self.shards.place} of {self.shards.count}, begins without; save the HookState's state on "
                 "every rank to keep them",
                 stacklevel=3,
             )
-            state = {**state, "residuals": {}}
+            state = {name: value for name, value in state.items() if name not in _OF_SHARDS}
         if self._index:
             self._exchange.load(_with_labels(state, self._labels))
         else:
@@ -200,6 +201,8 @@ class BucketExchange:
         if new := [p for bucket in waiting[::-1] for p in bucket.parameters if p not in self._index]:
             self._require_one_model(waiting)
             self._add(new)
+        elif self._restored is not None and not self._index:  # this rank has no shard of any parameter
+            self._restored = _without(self._restored, [])
         for bucket in waiting:
             if not bucket.sent:
                 self._send(bucket)
@@ -251,7 +254,8 @@ class BucketExchange:
                 return  # gradient_as_bucket_view: it was written to where p.grad lies
             # DDP has sent what was there, and has left it there. The rest is what was owed, but for rounding.
             there = self.shards.cut(_flat(gradient, delivered.parameter), delivered.parameter).to(mean)
-            rounding = self._store.num_workers * torch.finfo(mean.dtype).eps * there.abs()
+            ranks = self._store.num_workers * self.shards.count
+            rounding = ranks * torch.finfo(mean.dtype).eps * there.abs()
             mean = mean - there
             mean = mean.where(mean.abs() > rounding, 0)
         if bool(mean.any()):

@@ -33,7 +33,7 @@ from gradwire.torch.ddp.model import HookedModel
 from gradwire.torch.distributed_checkpoint import by_rank, is_for_distributed_checkpoint, of_rank
 from gradwire.torch.exchange_options import GivenOptions, OnNonfinite, agree_on_options
 from gradwire.torch.parameter_names import require_pairs
-from gradwire.torch.process_group import store_of
+from gradwire.torch.process_group import naming_ranks, store_of
 
 # Of DistributedOptimizer, and what does that where DDP exchanges gradients.
 _OF_THE_OPTIMIZER = {
@@ -114,8 +114,8 @@ class HookState:
             local_group: how many ranks each host has, such as `int(os.environ["LOCAL_WORLD_SIZE"])`, where ranks are
                 numbered host by host; or the process group of this host's ranks. They sum each bucket uncompressed
                 first, by the group's own reduce-scatter. Then every rank exchanges a shard of the sum with the ranks of
-                its place on other hosts, compressed, and an all-gather completes the bucket. Default: each rank
-                exchanges whole gradients.
+                its place on other hosts, compressed, and an all-gather completes the bucket. All ranks give it, or
+                none; with NCCL call torch.cuda.set_device() before. Default: each rank exchanges whole gradients.
             others: not accepted. An option of DistributedOptimizer is rejected with what to use here.
 
         Raises:
@@ -168,19 +168,26 @@ class HookState:
     def _join(self) -> BucketExchange:
         """Returns the exchange of the buckets. The first call is a collective of the group."""
         if self._exchange is None:
-            if self._local_group is None:
+            if self._local_group is None or dist.get_world_size() == 1:
                 store, shards = store_of(self._group), LocalShards(None)
             else:
-                store, shards = join_hosts(self._group, self._local_group)
+                store, shards = join_hosts(self._group, self._local_group, self._told())
             names = {p: name for name, p in self._arguments.named or []}
             options = self._given.at(store, names.values())
             agree_on_options(store, "HookState", options.alike)
-            codecs = {"codec": session.chosen(self._arguments.codec), "codecs": self._arguments.codecs}
-            shards.require_alike("gradwire.torch: HookState", codecs | options.alike)
             self._exchange = BucketExchange(store, options, names, HookedModel(self), shards)
             if self._restored:
                 self._exchange.load(of_rank(self._restored, *self._ranks))
         return self._exchange
+
+    def _told(self) -> dict[str, Any]:
+        """What all ranks must be given alike."""
+        names = [field.name for field in fields(_Arguments) if field.name not in ("named", "grad_scaler")]
+        return {
+            **{name: getattr(self._arguments, name) for name in names},
+            "codec": session.chosen(self._arguments.codec),
+            "grad_scaler": self._given.grad_scaler is not None,
+        }
 
     @property
     def _store(self) -> kv.KVStore:
@@ -279,7 +286,7 @@ class HookState:
         return {"arguments": self._arguments, "local_group": self._local_group, "state": self.own_state()}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self._begin(state["arguments"], None, state["local_group"], state["state"])
+        self._begin(state["arguments"], None, state.get("local_group"), state["state"])
 
 
 def ddp_hook(state: HookState, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
@@ -314,7 +321,8 @@ def ddp_hook(state: HookState, bucket: GradBucket) -> torch.futures.Future[torch
             future = future_of(bucket.buffer())
             future.set_result(bucket.buffer())
             return future
-        return exchange.take(bucket)
+        with naming_ranks(exchange.store):
+            return exchange.take(bucket)
 
 
 def _refuse(others: Mapping[str, Any]) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from gradwire.stores.checkpoint import Restored
-from gradwire.torch.checkpoint import Part, Read, beside_the_store, read_model, shard_folder
+from gradwire.torch.checkpoint import Part, Read, beside_the_store, read_model
 
 if TYPE_CHECKING:
     from gradwire.torch.ddp.bucket_exchange import BucketExchange
@@ -32,10 +32,8 @@ class HooksPart(Part):
         self._exchanges = exchanges
         self._model = model
         self.store = exchanges[0].store
-
-    def folder_in(self, folder: str | PathLike[str]) -> str | PathLike[str]:
-        shards = self._exchanges[0].shards
-        return folder if shards.count == 1 else shard_folder(folder, shards.place, shards.count)
+        shards = exchanges[0].shards
+        self.shard, self.peers = (shards.place, shards.count), shards.peers
 
     def model_state(self, model: torch.nn.Module) -> Any:
         return model.state_dict()

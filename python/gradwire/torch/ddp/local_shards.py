@@ -13,6 +13,7 @@ Threading: as BucketExchange.
 from __future__ import annotations
 
 import math
+import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
 _reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 
+_WHO = "gradwire.torch: HookState"
+
 LocalGroup = dist.ProcessGroup | int | None
 """What HookState takes: the group of this host's ranks, or how many each host has; None: gradients travel whole."""
 
@@ -45,60 +48,73 @@ def require_local_group(given: LocalGroup) -> None:
         "expected how many ranks each host has, or a process group of torch.distributed that this rank is in"
     )
     if given is not None and (isinstance(given, bool) or not isinstance(given, dist.ProcessGroup | int)):
-        raise TypeError(f"gradwire.torch: HookState: local_group is {given!r}, {wanted}")
+        raise TypeError(f"{_WHO}: local_group is {given!r}, {wanted}")
     if isinstance(given, int) and given < 1:
-        raise ValueError(f"gradwire.torch: HookState: local_group is {given}, {wanted}")
+        raise ValueError(f"{_WHO}: local_group is {given}, {wanted}")
 
 
-def join_hosts(group: dist.ProcessGroup | None, given: LocalGroup) -> tuple[KVStore, LocalShards]:
+# By torch's default group and the number of ranks: the names of torch's groups are counted, so none is made twice.
+_numbered: weakref.WeakKeyDictionary[dist.ProcessGroup, dict[int, dist.ProcessGroup]] = (
+    weakref.WeakKeyDictionary()
+)
+
+
+def join_hosts(
+    group: dist.ProcessGroup | None, given: dist.ProcessGroup | int, options: Mapping[str, Any]
+) -> tuple[KVStore, LocalShards]:
     """Joins the ranks that have this one's place on every host. A collective of the group.
 
     Args:
         group: DDP's. None: torch's default group.
         given: as require_local_group() has checked it, and not None on any rank.
+        options: what all ranks must have alike, by name.
 
     Returns: the store of those ranks, and this rank's shards.
 
     Raises:
-        ValueError: local groups do not divide the group into equal parts; or ranks give other numbers, or a number that
-            does not divide all ranks. All ranks get the same text.
+        ValueError: local groups do not divide the group into equal parts, or a number does not divide all ranks; or
+            ranks differ in a number or in options. All ranks get the same text.
     """
-    ranks = dist.get_process_group_ranks(group or dist.group.WORLD)
-    own = given if isinstance(given, int) else tuple(dist.get_process_group_ranks(given))
-    everyone: list[Any] = [None] * len(ranks)
-    dist.all_gather_object(everyone, own, group=group)
-    if isinstance(given, int) or any(isinstance(each, int) for each in everyone):
-        _require_one_number(ranks, everyone)
-        assert isinstance(given, int)
-        local: dist.ProcessGroup = dist.new_subgroups(given)[0]  # type: ignore[no-untyped-call]
+    all_ranks = group or dist.group.WORLD
+    assert all_ranks is not None
+    told = given if isinstance(given, int) else "a process group"
+    require_alike(_WHO, [all_ranks], {"local_group": told, **options})
+    ranks = dist.get_process_group_ranks(all_ranks)
+    if isinstance(given, int):
+        local = _numbered_group(len(ranks), given)
         hosts = [tuple(range(first, first + given)) for first in range(0, len(ranks), given)]
     else:
-        assert isinstance(given, dist.ProcessGroup)
-        local, hosts = given, sorted(set(everyone))
+        local = given
+        everyone: list[Any] = [None] * len(ranks)
+        dist.all_gather_object(everyone, tuple(dist.get_process_group_ranks(local)), group=group)
+        hosts = sorted(set(everyone))
         if sorted(rank for host in hosts for rank in host) != sorted(ranks) or len(set(map(len, hosts))) > 1:
             raise ValueError(
-                f"gradwire.torch: HookState: the local groups are of ranks {', '.join(map(str, hosts))}, expected "
-                f"groups of equal size that hold each of the ranks {sorted(ranks)} once; give each rank the group of "
-                "its host, or the number of ranks that each host has"
+                f"{_WHO}: the local groups are of ranks {', '.join(map(str, hosts))}, expected groups of equal size "
+                f"that hold each of the ranks {sorted(ranks)} once; give each rank the group of its host, or the "
+                "number of ranks that each host has"
             )
     place = dist.get_rank(local)
     return store_of(group, ranks=[host[place] for host in hosts]), LocalShards(local)
 
 
-def _require_one_number(ranks: Sequence[int], everyone: Sequence[Any]) -> None:
-    """Raises ValueError unless all ranks give the same number, which divides the default group's ranks."""
-    first, whole = everyone[0], dist.get_world_size()
-    for rank, given in zip(ranks, everyone, strict=True):
-        if given != first:
-            raise ValueError(
-                f"gradwire.torch: HookState: local_group is {first} on rank {ranks[0]} and {given} on rank {rank}; all "
-                "hosts must have as many ranks: give the same number on all ranks"
-            )
-    if len(ranks) % first or len(ranks) < whole:
+def _numbered_group(ranks: int, given: int) -> dist.ProcessGroup:
+    """Returns this rank's group of as many ranks as given.
+
+    Args:
+        ranks: of DDP's group.
+    """
+    whole = dist.get_world_size()
+    if ranks % given or ranks < whole:
         raise ValueError(
-            f"gradwire.torch: HookState: local_group is {first}, and the process group has {len(ranks)} of {whole} "
-            "ranks; give a number that divides all ranks, or the process group of this host's ranks"
+            f"{_WHO}: local_group is {given}, and the process group has {ranks} of {whole} ranks; give a number that "
+            "divides all ranks, or the process group of this host's ranks"
         )
+    assert dist.group.WORLD is not None
+    made = _numbered.setdefault(dist.group.WORLD, {})
+    if given not in made:
+        made[given] = dist.new_subgroups(given)[0]  # type: ignore[no-untyped-call]
+    return made[given]
 
 
 class LocalShards:
@@ -116,11 +132,12 @@ class LocalShards:
         self._group = group
         self.place = 0 if group is None else dist.get_rank(group)
         self.count = 1 if group is None else dist.get_world_size(group)
+        self._sizes: dict[torch.Tensor, int] = {}  # _padded(), which every step asks for
 
-    def require_alike(self, who: str, options: Mapping[str, Any]) -> None:
-        """As process_group.require_alike(), on the host's ranks."""
-        if self._group is not None:
-            require_alike(who, [self._group], options)
+    @property
+    def peers(self) -> list[dist.ProcessGroup]:
+        """What reaches the host's ranks, whose stores are others."""
+        return [] if self._group is None else [self._group]
 
     def any_of(self, own: bool) -> bool:
         """Whether it is so on any rank of the host. A collective of its ranks."""
@@ -205,11 +222,11 @@ class LocalShards:
 
     def _padded(self, parameter: torch.Tensor) -> int:
         """Real numbers in each rank's shard, with its padding."""
-        if self._group is None:
-            return real_elements(parameter)
-        rows, *others = in_memory_order(parameter, parameter.stride()).shape or (1,)
-        numbers = 2 if parameter.is_complex() else 1
-        return -(-rows // self.count) * math.prod(others) * numbers
+        if parameter not in self._sizes:
+            rows, *others = in_memory_order(parameter, parameter.stride()).shape or (1,)
+            numbers = 2 if parameter.is_complex() else 1
+            self._sizes[parameter] = -(-rows // self.count) * math.prod(others) * numbers
+        return self._sizes[parameter]
 
 
 def _split(tensor: torch.Tensor, sizes: Iterable[int], dim: int = 0) -> Sequence[torch.Tensor]:

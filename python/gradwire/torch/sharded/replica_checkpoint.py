@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from os import PathLike
 from typing import TYPE_CHECKING, Any
 
 import torch
+import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
 from gradwire.stores.checkpoint import Restored
-from gradwire.torch.checkpoint import Part, Read, beside_the_store, shard_folder
+from gradwire.torch.checkpoint import Part, Read, beside_the_store
 
 if TYPE_CHECKING:
     from gradwire.kv import KVStore
@@ -22,21 +23,22 @@ class ReplicasPart(Part):
 
     kind = "all_reduces"
 
-    def __init__(self, store: KVStore, exchange: ReplicaExchange, shard: int, shards: int) -> None:
+    def __init__(
+        self,
+        store: KVStore,
+        exchange: ReplicaExchange,
+        shard: tuple[int, int],
+        peers: Sequence[dist.ProcessGroup],
+    ) -> None:
         """
         Args:
             store: its workers are the replicas of the shard.
             exchange: of the model.
-            shard: of this rank, from 0 on.
-            shards: how many there are.
+            shard, peers: as of Part.
         """
         self.store = store
+        self.shard, self.peers = shard, peers
         self._exchange = exchange
-        self._shard = shard
-        self._shards = shards
-
-    def folder_in(self, folder: str | PathLike[str]) -> str | PathLike[str]:
-        return shard_folder(folder, self._shard, self._shards)
 
     def model_state(self, model: torch.nn.Module) -> Any:
         """Every rank has its own shard."""

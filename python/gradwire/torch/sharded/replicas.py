@@ -115,7 +115,7 @@ def compress_all_reduce(
         own = ModuleShards(name, group, [indices.get(id(each), -1) for each in group.fsdp_params])
         _stand_in(group, exchange.join(own))
         group.reduce_scatter_unused_params = True  # replicas of a shard send the same parameters
-    return AllReduces(store, exchange, _shard_of(others))
+    return AllReduces(store, exchange, others)
 
 
 def _replicated(model: torch.nn.Module) -> list[tuple[str, Any]]:
@@ -207,16 +207,18 @@ def _stand_in(group: Any, sum_in_place: SumInPlace) -> None:
 class AllReduces:
     """The compressed all-reduces of one model. compress_all_reduce() makes it."""
 
-    def __init__(self, store: KVStore, exchange: ReplicaExchange, shard: tuple[int, int]) -> None:
+    def __init__(
+        self, store: KVStore, exchange: ReplicaExchange, others: Sequence[dist.ProcessGroup]
+    ) -> None:
         """
         Args:
             store: its workers are the replicas of this rank's shard.
             exchange: of the model.
-            shard: which one that is, and of how many.
+            others: as of ReplicaExchange.
         """
         self._store = store
         self._exchange = exchange
-        self._shard = shard
+        self._others = others
 
     @property
     def store(self) -> KVStore:
@@ -265,7 +267,7 @@ class AllReduces:
             TypeError: the list has more than one element.
         """
         require_alone(listed, "compress_all_reduce")
-        return ReplicasPart(self._store, self._exchange, *self._shard)
+        return ReplicasPart(self._store, self._exchange, _shard_of(self._others), self._others)
 
     def __reduce__(self) -> Any:
         raise TypeError(
