@@ -1,6 +1,7 @@
 #include "kvstore/device/device_link.h"
 
 #include <algorithm>
+#include <chrono>
 #include <utility>
 
 #include "compress/codecs.h"
@@ -10,6 +11,7 @@ namespace gradwire::kvstore {
 namespace {
 
 constexpr std::size_t kPinnedBytes = std::size_t{512} << 20;  // that are kept while nobody uses them
+constexpr std::chrono::seconds kPatience(10);                 // for callbacks after an error
 // Elements that are converted at once on their way between device and host, so that little memory is kept for
 // it.
 constexpr std::size_t kRun = std::size_t{1} << 18;
@@ -39,6 +41,8 @@ void DeviceLink::settle() noexcept {
     } catch (...) {  // NOLINT(bugprone-empty-catch): whose work it was hears of it in then()
     }
   }
+  std::unique_lock lock(calls_->mutex);
+  calls_->ended.wait_for(lock, kPatience, [this] { return calls_->left == 0; });
 }
 
 const compress::DeviceCodec* DeviceLink::twin(const compress::Codec& codec) {
@@ -165,7 +169,26 @@ void DeviceLink::Batch::finish() {
 }
 
 void DeviceLink::Batch::then(compress::Device::Next next) {
-  link_.device_->then(stream(), std::move(next));
+  const auto end = [](Calls& calls) {
+    const std::lock_guard lock(calls.mutex);
+    --calls.left;
+    calls.ended.notify_all();
+  };
+  {
+    const std::lock_guard lock(link_.calls_->mutex);
+    ++link_.calls_->left;
+  }
+  try {
+    link_.device_->then(
+        stream(), [calls = link_.calls_, end, next = std::move(next)](std::exception_ptr error) mutable {
+          next(std::move(error));
+          next = nullptr;  // what it holds may be of the link's pools
+          end(*calls);
+        });
+  } catch (...) {
+    end(*link_.calls_);
+    throw;
+  }
   // After the call: if it throws, `next` is never called, and the destructor has to wait.
   handed_on_ = true;
 }

@@ -9,6 +9,7 @@
 
 #include <array>
 #include <atomic>
+#include <condition_variable>
 #include <cstddef>
 #include <cstdint>
 #include <map>
@@ -47,7 +48,8 @@ class DeviceLink {
   transport::Buffer take_memory(std::size_t size_bytes) { return memory_.take(size_bytes); }
   /// Pinned memory of the host, from a pool.
   transport::Buffer take_pinned(std::size_t size_bytes) { return pinned_.take(size_bytes); }
-  /// Waits until both streams have run dry and every callback has been called.
+  /// Waits until both streams have run dry and every callback has been called, which a device in an error
+  /// that stays does after it has said so.
   void settle() noexcept;
 
   std::uint64_t bytes_to_host() const noexcept { return crossed_[index(Way::kToHost)]; }
@@ -62,12 +64,19 @@ class DeviceLink {
     /// use.
     std::vector<compress::Device::Memory> memory;
   };
+  /// Callbacks that are still to come. They share it: the last one is not over when it is counted.
+  struct Calls {
+    std::mutex mutex;
+    std::condition_variable ended;
+    std::size_t left = 0;
+  };
   static constexpr std::size_t index(Way way) { return static_cast<std::size_t>(way); }
 
   const std::shared_ptr<compress::Device> device_;  // owners: its opener, and this
   transport::BufferPool pinned_, memory_;
   std::array<Lane, 2> lanes_;
   std::array<std::atomic<std::uint64_t>, 2> crossed_{};
+  const std::shared_ptr<Calls> calls_ = std::make_shared<Calls>();
   std::mutex twins_mutex_;
   std::map<std::string, std::unique_ptr<compress::DeviceCodec>> twins_;  ///< by spec; null: none
 };

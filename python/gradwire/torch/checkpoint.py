@@ -87,8 +87,8 @@ class Part(ABC):
             )
 
     def save_number(self) -> int:
-        """A number of this save, the same on all ranks that have parts of what this rank saves."""
-        number = [secrets.randbits(62)]
+        """A number of this save, the same on all ranks that have parts of what this rank saves; 0 if it has all."""
+        number = [secrets.randbits(62) if self.peers else 0]
         for group in self.peers:
             dist.broadcast_object_list(number, group=group, group_src=0)
         return number[0]
@@ -157,8 +157,7 @@ def save_checkpoint(
     """
     part = _part_of(optimizer, model)
     states = {"model": part.model_state(model)}  # a collective, of a sharded one
-
-    number = part.save_number() if part.peers else 0
+    number = part.save_number()
 
     def own() -> bytes:
         return readable_bytes.write({**states, part.kind: part.saved(), "extra": extra, _SAVE_KEY: number})
@@ -281,15 +280,8 @@ def _attempt(part: Part, what: str, work: Callable[[], Result]) -> Result:
     except Exception as error:  # any: whatever it is, the others have to hear of it
         failure = error
         kind = next((i for i, kind in enumerate(_KINDS) if isinstance(error, kind)), len(_KINDS))
-        told = json.dumps([kind, str(error)]).encode()
-    told = next(
-        (
-            _from_worker(rank, blob)
-            for rank, blob in enumerate(part.store.engine.all_gather(what, told))
-            if blob
-        ),
-        b"",
-    )
+        told = json.dumps([kind, f"worker {part.store.rank}: {error}"]).encode()
+    told = next(filter(None, part.store.engine.all_gather(what, told)), b"")
     for group in part.peers:
         everyone: list[bytes] = [b""] * group.size()
         dist.all_gather_object(everyone, told, group=group)
@@ -298,11 +290,6 @@ def _attempt(part: Part, what: str, work: Callable[[], Result]) -> Result:
         kind, text = json.loads(told)
         raise (*_KINDS, RuntimeError)[kind](text) from failure
     return result  # type: ignore[return-value]
-
-
-def _from_worker(rank: int, told: bytes) -> bytes:
-    kind, text = json.loads(told)
-    return json.dumps([kind, f"worker {rank}: {text}"]).encode()
 
 
 def _unpack(restored: checkpoint.Restored) -> dict[str, Any]:

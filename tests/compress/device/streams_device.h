@@ -31,11 +31,28 @@ namespace gradwire::compress {
 /// Runs what it is given, in order, on a thread of its own.
 class HostStream {
  public:
+  /// `called` precedes every kernel that is enqueued, and may throw in its place. Once is_dead, no work runs.
+  HostStream(std::function<void()> called, std::function<bool()> is_dead)
+      : called_(std::move(called)), is_dead_(std::move(is_dead)) {}
+
+  void enqueue_kernel(std::function<void()> work) {
+    called_();
+    enqueue_work(std::move(work));
+  }
+  /// What touches memory.
+  void enqueue_work(std::function<void()> work) {
+    enqueue([this, work = std::move(work)] {
+      const std::lock_guard lock(working_);
+      if (!is_dead_()) work();
+    });
+  }
   void enqueue(std::function<void()> work) {
     const std::lock_guard lock(mutex_);
     work_.push_back(std::move(work));
     given_.notify_one();
   }
+  /// Waits until no work runs.
+  void halt() { const std::lock_guard lock(working_); }
 
  private:
   void run(const std::stop_token& stop) {
@@ -52,6 +69,9 @@ class HostStream {
     }
   }
 
+  const std::function<void()> called_;
+  const std::function<bool()> is_dead_;
+  std::mutex working_;
   std::mutex mutex_;
   std::condition_variable_any given_;
   std::deque<std::function<void()>> work_;
@@ -64,7 +84,7 @@ class StreamsBackend {
 
   template <typename Work>
   void each(std::size_t items, const Work& work) const {
-    stream_->enqueue([items, work] { for_each_item(thrust::cpp::par, items, work); });
+    stream_->enqueue_kernel([items, work] { for_each_item(thrust::cpp::par, items, work); });
   }
   template <typename Work>
   void fold(std::size_t groups, const Work& work) const {
@@ -87,6 +107,7 @@ class StreamsDevice final : public Device {
   }
 
   Memory allocate(std::size_t bytes) const override {
+    call();
     if (is_full_) throw std::runtime_error("allocate " + std::to_string(bytes) + " bytes of streams: full");
     ++allocations_;
     allocated_bytes_ += bytes;
@@ -102,36 +123,42 @@ class StreamsDevice final : public Device {
     return memory;
   }
   Memory allocate_pinned(std::size_t bytes) const override {
+    call();
     ++pinned_allocations_;
     return {static_cast<std::byte*>(std::malloc(bytes == 0 ? 1 : bytes)),
             [](std::byte* at) { std::free(at); }};
   }
   std::shared_ptr<const DeviceStream> open_stream() const override {
-    auto stream = std::make_shared<HostStream>();
+    call();
+    auto stream = std::make_shared<HostStream>([this] { call(); }, [this] { return is_dead_.load(); });
     return {new DeviceStream{0, stream.get()}, [stream](const DeviceStream* opened) { delete opened; }};
   }
 
   Mark mark(void* handle) const override {
+    call();
     auto passed = std::make_shared<std::promise<void>>();
     auto future = std::make_shared<std::shared_future<void>>(passed->get_future());
     stream(handle).enqueue([passed] { passed->set_value(); });
     return future;
   }
   void wait(const DeviceStream& waiting, const Mark& mark) const override {
+    call();
     const auto passed = std::static_pointer_cast<std::shared_future<void>>(mark);
     enqueue(waiting, [this, passed] {
       if (passed->wait_for(kPatience) != std::future_status::ready) fail("a mark was never passed");
     });
   }
   void copy(const void* from, void* to, std::size_t bytes, const DeviceStream& on) const override {
+    call();
     if (is_mine(from) && !is_mine(to)) bytes_to_host_ += bytes;
     if (!is_mine(from) && is_mine(to)) bytes_to_device_ += bytes;
-    enqueue(on, [=] {
+    stream(on.handle).enqueue_work([=] {
       if (bytes > 0) std::memcpy(to, from, bytes);
     });
   }
   void zero(void* at, std::size_t bytes, const DeviceStream& on) const override {
-    enqueue(on, [=] { std::memset(at, 0, bytes); });
+    call();
+    stream(on.handle).enqueue_work([=] { std::memset(at, 0, bytes); });
   }
   void floats_from_halves(dense::Format format, const std::byte* halves, std::span<float> out,
                           const DeviceStream& on) const override {
@@ -149,9 +176,16 @@ class StreamsDevice final : public Device {
     enqueue_bf16_from_residuals<StreamsBackend>(on, values, out);
   }
   void then(const DeviceStream& on, Next next) const override {
-    enqueue(on, [this, next = std::move(next)] { next(failure()); });
+    call();
+    enqueue(on, [this, next = std::move(next)] {
+      if (is_dead_) std::this_thread::sleep_for(std::chrono::milliseconds(3));  // later than finish() says so
+      next(failure());
+    });
   }
+  /// Of a broken device it says so at once: callbacks may come later.
   void finish(const DeviceStream& on) const override {
+    if (is_dead_) stream(on.handle).halt();
+    call();
     auto done = std::make_shared<std::promise<void>>();
     auto future = done->get_future();
     enqueue(on, [done] { done->set_value(); });
@@ -164,6 +198,13 @@ class StreamsDevice final : public Device {
     const std::lock_guard lock(mutex_);
     failure_ = std::make_exception_ptr(std::runtime_error(text));
   }
+  /// As CUDA's errors that stay: after so many more calls each one fails, and what was enqueued is not run.
+  void break_after(int calls, const std::string& text) const {
+    const std::lock_guard lock(mutex_);
+    calls_left_ = calls;
+    reason_ = text;
+  }
+  bool is_broken() const { return is_dead_; }
   /// From now on, no memory can be had there.
   void fill() const { is_full_ = true; }
   /// Of its own memory.
@@ -196,6 +237,18 @@ class StreamsDevice final : public Device {
     const auto& [first, bytes] = *std::prev(behind);
     return at < first + bytes;
   }
+  /// Precedes whatever may fail.
+  void call() const {
+    if (calls_left_ < 0) return;
+    const std::lock_guard lock(mutex_);
+    if (calls_left_ > 0) {
+      --calls_left_;
+      return;
+    }
+    failure_ = std::make_exception_ptr(std::runtime_error(reason_));
+    is_dead_ = true;
+    std::rethrow_exception(failure_);
+  }
   std::exception_ptr failure() const {
     const std::lock_guard lock(mutex_);
     return failure_;
@@ -205,13 +258,16 @@ class StreamsDevice final : public Device {
   mutable std::mutex mutex_;
   mutable std::map<const std::byte*, std::size_t> mine_;  ///< memory of the device
   mutable std::exception_ptr failure_;
+  mutable std::atomic<bool> is_dead_{false};
+  mutable std::string reason_;               ///< of the failure to come
+  mutable std::atomic<int> calls_left_{-1};  ///< until then; negative: it does not come
   mutable std::atomic<bool> is_full_{false};
   mutable std::atomic<std::size_t> allocations_{0};
   mutable std::atomic<std::uint64_t> allocated_bytes_{0};
   mutable std::atomic<std::size_t> pinned_allocations_{0};
   mutable std::atomic<std::uint64_t> bytes_to_host_{0};
   mutable std::atomic<std::uint64_t> bytes_to_device_{0};
-  mutable HostStream default_;
+  mutable HostStream default_{[this] { call(); }, [this] { return is_dead_.load(); }};
 };
 
 }  // namespace gradwire::compress
