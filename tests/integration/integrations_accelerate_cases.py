@@ -211,8 +211,31 @@ def a_checkpoint_without_residuals_is_said() -> None:
 
 
 @case
+def ranks_of_a_host_sum_first() -> None:
+    """Both ranks are one host. A state that was saved so is left where the layout is another, and that is said."""
+    folder = str(weights_file("accelerate").with_name("accelerate_host"))
+    whole, job = Job(None), Job("none", options={"local_group": 2})
+    for each in (whole, job):
+        each.train(range(4))
+    for a, b in zip(whole.weights(), job.weights(), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
+    job.accelerator.save_state(folder)
+    leave_the_store()
+    for options, said in (({}, 1), ({"local_group": 2}, 0)):
+        later = Job("none", options=options)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            later.accelerator.load_state(folder)
+        texts = [str(each.message) for each in caught if "has 2 shards, and this job 1" in str(each.message)]
+        assert len(texts) == said * (later.accelerator.process_index == 0), texts
+        leave_the_store()
+
+
+@case
 def misuse_is_refused() -> None:
     accelerator = Accelerator(cpu=True)
+    with pytest.raises(ValueError, match="local_group is 0, expected how many ranks each host has"):
+        compress_gradients(accelerator, local_group=0)
     with pytest.raises(ValueError, match="unknown codec int9; did you mean int8"):
         compress_gradients(accelerator, "int9")
     with pytest.raises(TypeError, match="compress_gradients has no option 'momentum'; it has codec, codecs"):
