@@ -48,8 +48,8 @@ class DeviceLink {
   transport::Buffer take_memory(std::size_t size_bytes) { return memory_.take(size_bytes); }
   /// Pinned memory of the host, from a pool.
   transport::Buffer take_pinned(std::size_t size_bytes) { return pinned_.take(size_bytes); }
-  /// Waits until both streams have run dry and every callback has been called, which a device in an error
-  /// that stays does after it has said so.
+  /// Waits until both streams have run dry and every callback has been called. A device in a lasting error
+  /// says so at once, and calls them later: for these it waits ten seconds at most.
   void settle() noexcept;
 
   std::uint64_t bytes_to_host() const noexcept { return crossed_[index(Way::kToHost)]; }

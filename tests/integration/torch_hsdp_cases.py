@@ -9,8 +9,10 @@ from __future__ import annotations
 import copy
 import functools
 import pickle
+import tempfile
 import warnings
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import gradwire as gw
@@ -658,6 +660,25 @@ def a_policy_of_the_replicas_group_compresses_their_sums() -> None:
     assert any("stay uncompressed: a process joins one gradwire job" in str(w.message) for w in caught)
     gw.torch.compress_group(shards, codec="none")
     assert_same(exact, trained(None, plain_step()))
+
+
+@case
+def an_error_of_one_rank_in_a_checkpoint_is_raised_on_all() -> None:
+    """On those with another shard, too, which are in another job."""
+    model = shard(Net())
+    compressed = gw.torch.compress_all_reduce(model, "int8")
+    made = [tempfile.mkdtemp() if dist.get_rank() == 0 else None]
+    dist.broadcast_object_list(made)
+    folder = Path(str(made[0]))
+    odd = {"it": object()} if dist.get_rank() == 3 else None
+    with pytest.raises(TypeError, match=r"rank 3: .*extra\['it'\]"):
+        gw.torch.save_checkpoint(folder, model, compressed, odd)
+    if dist.get_rank() == 0:
+        (folder / "shard-1-of-2").write_bytes(b"no folder")
+    dist.barrier()
+    with pytest.raises(RuntimeError, match="shard-1-of-2"):
+        gw.torch.save_checkpoint(folder, model, compressed)
+    model(inputs(0)).square().mean().backward()  # and all are at the same place
 
 
 if __name__ == "__main__":

@@ -134,14 +134,21 @@ def sparse_gradients_are_ddps() -> None:
 def a_rank_that_has_no_shard_goes_along() -> None:
     """Of a model whose only parameter is one row, with codecs that are chosen, and a state that is loaded."""
     for codec in ("auto", "int8"):
+        leave_the_store()
         model = nn.Linear(64, 1, bias=False)
         wrapped, state = hooked(model, codec)
         state.load_state_dict({})
         for _ in range(4):
             wrapped(torch.ones(2, 64)).square().mean().backward()
-        state.own_state()
-        gw.torch.save_checkpoint(shared_folder(), wrapped, state)
-        state.close()
+        folder = shared_folder()
+        gw.torch.save_checkpoint(folder, wrapped, state)
+        leave_the_store()
+        later = nn.Linear(64, 1, bias=False)
+        wrapped, state = hooked(later, codec)
+        gw.torch.load_checkpoint(folder, wrapped, state)
+        assert torch.equal(later.weight, model.weight)
+        wrapped(torch.ones(2, 64)).square().mean().backward()
+        leave_the_store()
 
 
 @case_from("2.9")
@@ -288,9 +295,7 @@ def a_state_goes_on_where_it_was_saved() -> None:
     everyone: list[Any] = [None] * 4
     dist.all_gather_object(everyone, saved)
     _, foreign = hooked(make_net(), "int4")
-    with pytest.warns(
-        UserWarning, match=r"holds the residuals of shard [01] of 2, so this rank, which has shard"
-    ):
+    with pytest.warns(UserWarning, match=r"holds what was not sent of shard [01] of 2, so this rank, which"):
         foreign.load_state_dict(everyone[dist.get_rank() ^ 1])
     assert "residuals" not in foreign.state_dict()
     foreign.close()
@@ -324,9 +329,14 @@ def what_ranks_give_differently_is_told_to_all() -> None:
         {"codec": "int8", "on_nonfinite": "skip_step" if odd else "warn"},
         {"codec": "2bit", "row_column_scales": odd},
         {"codec": "2bit", "warm_up": [("none", 2 + odd)]},
+        {
+            "codec": "2bit",
+            "codecs": {"*": "int8" if odd else "none"},
+            "named_parameters": [("w", torch.zeros(2))],
+        },
     ):
         with pytest.raises(
-            ValueError, match=r"HookState: \w+ is .* on rank 0 and .* on rank 3; give the same"
+            ValueError, match=r"HookState: .+ is .* on rank 0 and .* on rank 3; give the same"
         ):
             gw.torch.HookState(**options, local_group=local_group())
     for number in (3, 8):
@@ -423,10 +433,26 @@ def shards_of_several_saves_or_of_other_numbers_are_refused() -> None:
     ):
         with pytest.raises(ValueError, match=text):
             gw.torch.load_checkpoint(saves[0], *start(local_group=group))
-    if dist.get_rank() == 3:  # its own file alone: the others are to hear of it
-        next(Path(saves[0], "shard-1-of-2").glob("*.worker-1.state")).write_bytes(b"damaged")
+    with pytest.raises(ValueError, match="has 2 shards, and this job 1"):  # nor are two layouts mixed
+        gw.torch.save_checkpoint(saves[1], *start(local_group=None))
+    wrapped, state = start()
+    odd = {"it": object()} if dist.get_rank() == 3 else None
+    with pytest.raises(TypeError, match=r"rank 3: .*extra\['it'\]"):
+        gw.torch.save_checkpoint(saves[0], wrapped, state, odd)
+    blocked = shared_folder()
+    if dist.get_rank() == 0:
+        Path(blocked, "shard-1-of-2").write_bytes(b"no folder")
     dist.barrier()
-    with pytest.raises((ValueError, RuntimeError, gw.DecodeError), match=r"worker 1: .*shard-1-of-2"):
+    with pytest.raises(RuntimeError, match="shard-1-of-2"):  # on ranks of the other shard, too
+        gw.torch.save_checkpoint(blocked, wrapped, state)
+    train(wrapped)  # and all are at the same place
+    if dist.get_rank() == 3:  # what its store reads, and nobody else
+        file = next(Path(saves[0], "shard-1-of-2").glob("*.worker-1.state"))
+        damaged = bytearray(file.read_bytes())
+        damaged[-40] ^= 1
+        file.write_bytes(damaged)
+    dist.barrier()
+    with pytest.raises((RuntimeError, gw.DecodeError), match="shard-1-of-2"):
         gw.torch.load_checkpoint(saves[0], *start())
     leave_the_store()
 

@@ -93,8 +93,9 @@ class GradientCompression:
         """
         if not self.states:
             return
-        reason = [self._reason_not_to_load(Path(folder))]
-        dist.broadcast_object_list(reason)  # rank 0 decides: ranks that differ would wait for each other
+        # Rank 0 decides: ranks that differ would wait for each other.
+        reason = [self._reason_not_to_load(Path(folder)) if dist.get_rank() == 0 else None]
+        dist.broadcast_object_list(reason)
         if reason[0] is None:
             gradwire.torch.load_checkpoint(folder, torch.nn.Module(), self.states)
             return

@@ -126,6 +126,6 @@ def down(
         raise _fail(f"netlab: {what}; labs here: {', '.join(here) or 'none'}")
     ended = remains.leftovers() if leftovers or all_labs else []
     doomed = sorted({*(labs or []), *ended, *(kept if all_labs else [])})
-    for lab in doomed:
-        remains.remove(lab)
+    if left := [lab for lab in doomed if not remains.remove(lab)]:
+        raise _fail(f"netlab: something of {', '.join(left)} is busy and was not removed; try again")
     _report({"removed": doomed}, f"removed: {', '.join(doomed) or 'nothing'}", json_file)

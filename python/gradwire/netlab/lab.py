@@ -185,8 +185,9 @@ class NetLab:
         """Kills what runs on the hosts and removes them. Repeatable. A forked child's call does nothing."""
         if os.getpid() != self._owner:
             return
-        remains.remove(self.name)
-        if self._watchdog is not None:
+        if (
+            remains.remove(self.name) and self._watchdog is not None
+        ):  # else that tries again when we have ended
             self._watchdog.kill()
             self._watchdog.communicate()
             self._watchdog = None
@@ -201,7 +202,7 @@ class NetLab:
 
     def _make(self, hosts: int) -> None:
         for lab in remains.ended():
-            remains.remove(lab)
+            remains.remove(lab, patience=1.0)
         if not self._keep:
             self._watchdog = _start_watchdog(self._owner, self.name)
         with _subnet_lock():

@@ -154,14 +154,16 @@ def _quietly(*command: str) -> None:
     subprocess.run(command, check=False, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
 
-def remove(lab: str, patience: float = 10.0) -> None:
+def remove(lab: str, patience: float = 10.0) -> bool:
     """Removes all that is left of a lab: processes, links, namespaces, firewall rule, record. Repeatable.
 
     Another process may remove it at the same time, and either may find something busy: what is still there is tried
     again.
 
     Args:
-        patience: seconds for which it is tried. The record then stays, so that the next lab tries once more.
+        patience: seconds for which it is tried.
+
+    Returns: whether all is gone. If not, the record stays, by which it is found later.
     """
     ip, iptables = program("ip") or "ip", program("iptables")
     deadline = time.monotonic() + patience
@@ -181,6 +183,7 @@ def remove(lab: str, patience: float = 10.0) -> None:
         _quietly(iptables, "-w", "-D", *accept_rule(lab))
     if not is_left:
         (RECORDS / f"{lab}.json").unlink(missing_ok=True)
+    return not is_left
 
 
 def watch(owner: int, lab: str) -> None:

@@ -15,6 +15,7 @@ from __future__ import annotations
 import functools
 import json
 import os
+import re
 import secrets
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -31,12 +32,13 @@ from gradwire.torch import readable_bytes
 from gradwire.torch.exchange import STATE_KEY
 from gradwire.torch.local.rounds import ROUNDS_KEY, LocalRounds
 from gradwire.torch.momentum import inherited_momentum
-from gradwire.torch.process_group import require_alike
 from gradwire.torch.reducer import GradientReducer
 
 # Of an exchange's state: the store's checkpoint has these.
 _OF_THE_STORE = ("rank", "residuals")
 _SAVE_KEY = "save"  # of a checkpoint in shards
+_SHARD = re.compile(r"shard-\d+-of-(\d+)")  # folders of those
+_MANIFEST = "checkpoint.manifest"
 # Of ours, beside what an exchange has.
 _ROWS_KEY, _MOMENTUM_KEY = "rows", "momentum_correction"
 
@@ -70,28 +72,44 @@ class Part(ABC):
 
     def folder_in(self, folder: str | PathLike[str]) -> str | PathLike[str]:
         """Where this rank's store has its files, in the folder that the caller gave."""
+        return folder if self.shard[1] == 1 else self._shard_folder(folder)
+
+    def _shard_folder(self, folder: str | PathLike[str]) -> str:
         place, count = self.shard
-        return folder if count == 1 else os.path.join(folder, f"shard-{place}-of-{count}")
+        return os.path.join(folder, f"shard-{place}-of-{count}")
 
     def require_layout(self, folder: str | PathLike[str]) -> None:
-        """Raises ValueError for a checkpoint of another number of shards, or of several numbers."""
-        there = {int(path.name.rpartition("-")[2]) for path in Path(folder).glob("shard-*-of-*")}
-        if Path(folder, "checkpoint.manifest").exists():
+        """Raises ValueError where the folder has a checkpoint of another number of shards."""
+        there = {
+            int(match[1])
+            for path in Path(folder).glob("shard-*")
+            if (match := _SHARD.fullmatch(path.name)) and (path / _MANIFEST).exists()
+        }
+        if Path(folder, _MANIFEST).exists():
             there.add(1)
         count = self.shard[1]
         if there and there != {count}:
             raise ValueError(
                 f"gradwire.torch: the checkpoint in {os.fspath(folder)} has {' and '.join(map(str, sorted(there)))} "
                 f"shards, and this job {count}: as many as each host has ranks, with HSDP or HookState's local_group; "
-                "begin with as many, and save to a folder that holds no other checkpoint"
+                "use a folder of its own for each number"
             )
 
-    def save_number(self) -> int:
-        """A number of this save, the same on all ranks that have parts of what this rank saves; 0 if it has all."""
-        number = [secrets.randbits(62) if self.peers else 0]
+    def of_first_peer(self, own: Any) -> Any:
+        """Returns what the first of the ranks has that have the parts of what this rank saves. A collective of them."""
         for group in self.peers:
-            dist.broadcast_object_list(number, group=group, group_src=0)
-        return number[0]
+            everyone: list[Any] = [None] * group.size()
+            dist.all_gather_object(everyone, own, group=group)
+            own = everyone[0]
+        return own
+
+    def tell(self, told: bytes) -> bytes:
+        """Returns what the first of those ranks says that says anything. A collective of them."""
+        for group in self.peers:
+            everyone: list[bytes] = [b""] * group.size()
+            dist.all_gather_object(everyone, told, group=group)
+            told = next(filter(None, everyone), b"")
+        return told
 
     @abstractmethod
     def model_state(self, model: torch.nn.Module) -> Any:
@@ -135,8 +153,9 @@ def save_checkpoint(
     steps.
 
     It replaces the previous checkpoint only when all of it is on disk, and never if load_checkpoint() could not read
-    it. Random generators and the position in the data are not in it: pass them in extra, as well as the state of an
-    optimizer of torch's own.
+    it. In shards, as of HSDP, that holds for each shard: where one cannot be written, load_checkpoint() refuses the
+    folder, so save to two of them in turns. Random generators and the position in the data are not in it: pass them in
+    extra, as well as the state of an optimizer of torch's own.
 
     Args:
         folder: a folder that all workers see, such as one on NFS. It is made if it does not exist.
@@ -152,17 +171,20 @@ def save_checkpoint(
 
     Raises:
         RuntimeError: a file cannot be written, on any rank; or a step is in progress.
+        ValueError: the folder has a checkpoint of another number of shards.
         TypeError: optimizer has the wrong type; or extra, the model's state or the optimizer's holds, on any rank, an
             object that extra cannot hold. All ranks get the same text, which names it, and the folder is unchanged.
     """
     part = _part_of(optimizer, model)
     states = {"model": part.model_state(model)}  # a collective, of a sharded one
-    number = part.save_number()
+    number = part.of_first_peer(secrets.randbits(62) if part.peers else 0)
 
     def own() -> bytes:
+        part.require_layout(folder)
         return readable_bytes.write({**states, part.kind: part.saved(), "extra": extra, _SAVE_KEY: number})
 
-    part.store.save_checkpoint(part.folder_in(folder), _attempt(part, "checkpoint is written", own))
+    written = _attempt(part, "checkpoint is written", own)
+    _at_every_store(part, lambda: part.store.save_checkpoint(part.folder_in(folder), written))
 
 
 def load_checkpoint(folder: str | PathLike[str], model: torch.nn.Module, optimizer: Any) -> Any:
@@ -204,17 +226,22 @@ def load_checkpoint(folder: str | PathLike[str], model: torch.nn.Module, optimiz
         return _read_fitting(part.folder_in(folder), part)
 
     state = _attempt(part, "checkpoint is read", read)
-    if part.peers:
-        require_alike(
-            f"gradwire.torch: load_checkpoint: the shards in {os.fspath(folder)} are of several saves, of which the "
-            "last was interrupted; take an earlier checkpoint",
-            part.peers,
-            {"number of the save": state.get(_SAVE_KEY, 0)},
-        )
+    own, number = state[part.kind], state.get(_SAVE_KEY, 0)
+
+    def require_one_save() -> None:
+        if part.of_first_peer(number) != number:
+            raise ValueError(
+                f"gradwire.torch: the shards in {os.fspath(folder)} are of several saves, of which the last was "
+                "interrupted; take an earlier checkpoint"
+            )
+
+    def resume() -> None:
+        part.prepare(own)
+        part.store.load_checkpoint(part.folder_in(folder))  # refuses what does not fit
+
+    _at_every_store(part, require_one_save)
+    _at_every_store(part, resume)  # before model and optimizer change
     folder = part.folder_in(folder)
-    own = state[part.kind]
-    part.prepare(own)
-    part.store.load_checkpoint(folder)  # refuses what does not fit, before model and optimizer change
     part.take_over(own)
     part.load_model(model, state["model"], folder)
     part.go_on(own)
@@ -271,21 +298,37 @@ def _attempt(part: Part, what: str, work: Callable[[], Result]) -> Result:
     the others would wait for it in the next collective.
 
     Args:
-        part: its store's workers, and those that have other shards, are all ranks.
+        part: all ranks are workers of its store, or reached by its peers.
         what: the name of the exchange in which ranks hear of it.
     """
-    result, failure, told = None, None, b""
-    try:
-        result = work()
-    except Exception as error:  # any: whatever it is, the others have to hear of it
-        failure = error
-        kind = next((i for i, kind in enumerate(_KINDS) if isinstance(error, kind)), len(_KINDS))
-        told = json.dumps([kind, f"worker {part.store.rank}: {error}"]).encode()
+    result, failure, told = _try(part, work)
     told = next(filter(None, part.store.engine.all_gather(what, told)), b"")
-    for group in part.peers:
-        everyone: list[bytes] = [b""] * group.size()
-        dist.all_gather_object(everyone, told, group=group)
-        told = next(filter(None, everyone), b"")
+    return _or_raise(result, failure, part.tell(told))
+
+
+def _at_every_store(part: Part, work: Callable[[], Result]) -> Result:
+    """Does work, a collective; where it fails, the ranks that have other parts raise, too, and wait for nobody."""
+    if not part.peers:
+        return work()
+    result, failure, told = _try(part, work)
+    told = part.tell(told)
+    if failure is not None:
+        raise failure
+    return _or_raise(result, None, told)
+
+
+def _try(part: Part, work: Callable[[], Result]) -> tuple[Result | None, Exception | None, bytes]:
+    """Returns what work returns; or what it raises, and what other ranks hear of that."""
+    try:
+        return work(), None, b""
+    except Exception as error:  # any: whatever it is, the others have to hear of it
+        kind = next((i for i, kind in enumerate(_KINDS) if isinstance(error, kind)), len(_KINDS))
+        who = f"rank {dist.get_rank()}" if part.peers else f"worker {part.store.rank}"
+        return None, error, json.dumps([kind, f"{who}: {error}"]).encode()
+
+
+def _or_raise(result: Result | None, failure: Exception | None, told: bytes) -> Result:
+    """Raises what any rank has told, else returns the result."""
     if told:
         kind, text = json.loads(told)
         raise (*_KINDS, RuntimeError)[kind](text) from failure

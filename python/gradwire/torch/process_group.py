@@ -102,8 +102,8 @@ def store_of(group: dist.ProcessGroup | None = None, *, ranks: Sequence[int] | N
         if is_part and here.master is not None and settings.is_given("master"):
             raise ValueError(
                 f"gradwire.torch: GRADWIRE_MASTER={here.master} was given, and the ranks of the process group join "
-                "several gradwire jobs, which cannot meet at one address; leave it out, so that they meet through "
-                "torch's store"
+                "several gradwire jobs, which cannot meet at one address; leave it out, and --placement auto, "
+                "which gives it, so that they meet through torch's store"
             )
         if here.scheduler is None or is_part:
             return _join(peers, workers)

@@ -26,6 +26,7 @@ from gradwire.torch.ddp.local_shards import LocalShards
 from gradwire.torch.elements import as_real, exchanged_dtype, in_memory_order, real_elements
 from gradwire.torch.exchange import Exchange
 from gradwire.torch.exchange_options import ExchangeOptions, warn_of_nonfinite
+from gradwire.torch.process_group import naming_ranks
 from gradwire.torch.slots import home_of
 
 if TYPE_CHECKING:
@@ -124,9 +125,9 @@ class BucketExchange:
         place, count = state.get("shard", (0, 1))
         if (place, count) != (self.shards.place, self.shards.count) and not _OF_SHARDS.isdisjoint(state):
             warnings.warn(
-                f"gradwire.torch: the checkpoint holds the residuals of shard {place} of {count}, so this rank, which "
-                f"has shard {self.shards.place} of {self.shards.count}, begins without; save the HookState's state on "
-                "every rank to keep them",
+                f"gradwire.torch: the checkpoint holds what was not sent of shard {place} of {count}, so this rank, "
+                f"which has shard {self.shards.place} of {self.shards.count}, begins without; save the HookState's "
+                "state on every rank to keep it",
                 stacklevel=3,
             )
             state = {name: value for name, value in state.items() if name not in _OF_SHARDS}
@@ -192,7 +193,8 @@ class BucketExchange:
     def _on_backward_end(self) -> None:
         """Runs when gradients are computed, before DDP takes in what its buckets have become."""
         if self._waiting:  # DDP has left out the last bucket (skip_all_reduce_unused_params)
-            self._finish()
+            with naming_ranks(self._store):
+                self._finish()
         _call_at_end_of_backward(self.settle)
 
     def _finish(self) -> None:

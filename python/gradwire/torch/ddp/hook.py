@@ -31,7 +31,7 @@ from gradwire.torch.ddp.local_shards import (
 )
 from gradwire.torch.ddp.model import HookedModel
 from gradwire.torch.distributed_checkpoint import by_rank, is_for_distributed_checkpoint, of_rank
-from gradwire.torch.exchange_options import GivenOptions, OnNonfinite, agree_on_options
+from gradwire.torch.exchange_options import GivenOptions, OnNonfinite, agree_on_options, vetoes
 from gradwire.torch.parameter_names import require_pairs
 from gradwire.torch.process_group import naming_ranks, store_of
 
@@ -182,11 +182,15 @@ class HookState:
 
     def _told(self) -> dict[str, Any]:
         """What all ranks must be given alike."""
-        names = [field.name for field in fields(_Arguments) if field.name not in ("named", "grad_scaler")]
+        given, is_overridden = self._arguments, session.is_overridden()
+        codecs = None if is_overridden or given.codecs is None else sorted(given.codecs.items(), key=str)
         return {
-            **{name: getattr(self._arguments, name) for name in names},
-            "codec": session.chosen(self._arguments.codec),
-            "grad_scaler": self._given.grad_scaler is not None,
+            "codec": session.chosen(given.codec),
+            "codecs": codecs,
+            "warm_up": None if is_overridden else given.warm_up,
+            "budget": given.budget,
+            "row_column_scales": given.row_column_scales,
+            "skips steps with a NaN": vetoes(given.on_nonfinite, self._given.grad_scaler),
         }
 
     @property

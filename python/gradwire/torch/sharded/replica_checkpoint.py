@@ -40,6 +40,9 @@ class ReplicasPart(Part):
         self.shard, self.peers = shard, peers
         self._exchange = exchange
 
+    def folder_in(self, folder: str | PathLike[str]) -> str | PathLike[str]:
+        return self._shard_folder(folder)  # of one shard, too
+
     def model_state(self, model: torch.nn.Module) -> Any:
         """Every rank has its own shard."""
         return {name: _own(value) for name, value in model.state_dict().items()}
