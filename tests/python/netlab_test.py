@@ -326,9 +326,14 @@ def test_down_spares_labs_whose_owner_lives(monkeypatch: pytest.MonkeyPatch) -> 
     }
     records = {name: remains.Record(name, *owner, 1, "10.77.0.0/24", None) for name, owner in owners.items()}
     removed: list[str] = []
+
+    def remove(lab: str) -> bool:
+        removed.append(lab)
+        return lab != "living"
+
     monkeypatch.setattr(remains, "labs", lambda: [*records, "norec0"])
     monkeypatch.setattr(remains, "read", records.get)
-    monkeypatch.setattr(remains, "remove", removed.append)
+    monkeypatch.setattr(remains, "remove", remove)
 
     def down(*arguments: str) -> list[str]:
         removed.clear()
@@ -337,7 +342,10 @@ def test_down_spares_labs_whose_owner_lives(monkeypatch: pytest.MonkeyPatch) -> 
 
     assert down("--leftovers") == ["ended0", "norec0", "reused"]
     assert down("--all") == ["ended0", "kept00", "norec0", "reused"]
-    assert down("living") == ["living"]
+    busy = CliRunner().invoke(netlab.app, ["down", "living"])
+    assert removed == ["ended0", "kept00", "norec0", "reused", "living"]
+    assert busy.exit_code == 1
+    assert "something of living is busy and was not removed; try again" in busy.output
     assert CliRunner().invoke(netlab.app, ["down"]).exit_code == 1
     assert CliRunner().invoke(netlab.app, ["down", "other0"]).exit_code == 1
 

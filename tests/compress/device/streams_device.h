@@ -131,7 +131,9 @@ class StreamsDevice final : public Device {
   std::shared_ptr<const DeviceStream> open_stream() const override {
     call();
     auto stream = std::make_shared<HostStream>([this] { call(); }, [this] { return is_dead_.load(); });
-    return {new DeviceStream{0, stream.get()}, [stream](const DeviceStream* opened) { delete opened; }};
+    const std::lock_guard lock(mutex_);
+    streams_.push_back(stream);
+    return {new DeviceStream{0, stream.get()}, [](const DeviceStream* opened) { delete opened; }};
   }
 
   Mark mark(void* handle) const override {
@@ -267,6 +269,8 @@ class StreamsDevice final : public Device {
   mutable std::atomic<std::size_t> pinned_allocations_{0};
   mutable std::atomic<std::uint64_t> bytes_to_host_{0};
   mutable std::atomic<std::uint64_t> bytes_to_device_{0};
+  /// All: what was enqueued goes on when a stream is closed, as a driver's callbacks do.
+  mutable std::vector<std::shared_ptr<HostStream>> streams_;
   mutable HostStream default_{[this] { call(); }, [this] { return is_dead_.load(); }};
 };
 
