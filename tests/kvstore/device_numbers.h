@@ -22,7 +22,7 @@ class DeviceNumbers {
         type_(type),
         bytes_(values.size() * transport::bytes_of(type)),
         memory_(device->allocate(bytes_)),
-        stream_(device->open_stream()) {
+        stream_(finished_at_the_end(device)) {
     write(values);
   }
 
@@ -43,12 +43,24 @@ class DeviceNumbers {
   }
 
  private:
+  using Stream = std::shared_ptr<const compress::DeviceStream>;
+  /// What it still does is done before its last owner is gone.
+  static Stream finished_at_the_end(const std::shared_ptr<compress::StreamsDevice>& device) {
+    const Stream opened = device->open_stream();
+    return {opened.get(), [device, opened](const compress::DeviceStream*) {
+              try {
+                device->finish(*opened);
+              } catch (const std::runtime_error&) {  // a broken device does nothing more
+              }
+            }};
+  }
+
   std::shared_ptr<compress::StreamsDevice> device_;
   ElementType type_;
   std::size_t bytes_;
   compress::Device::Memory memory_;
-  std::list<std::vector<std::byte>> written_;             // all that a copy may still read
-  std::shared_ptr<const compress::DeviceStream> stream_;  // last member: what it still does is done first
+  std::list<std::vector<std::byte>> written_;  // all that a copy may still read
+  Stream stream_;                              // last member: finished first
 };
 
 }  // namespace gradwire::kvstore
