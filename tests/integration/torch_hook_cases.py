@@ -8,7 +8,6 @@ from __future__ import annotations
 import copy
 import io
 import sys
-import tempfile
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -26,10 +25,19 @@ import torch.distributed.checkpoint as dcp
 from oracle import row_column_scales
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
-from torch_hook_models import Kinds, Ledger, kinds, make_branches, total
+from torch_hook_models import (
+    STATES,
+    Kinds,
+    Ledger,
+    kinds,
+    leave_states,
+    leave_the_store,
+    make_branches,
+    shared_folder,
+    total,
+)
 from torch_programs import case, case_from, run_cases_in_a_group, warnings_of_adam
 
-STATES: list[gw.torch.HookState] = []  # of the case that runs
 BEFORE_THE_GROUP = gw.torch.HookState("none")  # as Lightning's DDPStrategy(ddp_comm_state=...) makes one
 
 # Replies of float32: what is left to send is all with the workers, where it can be read.
@@ -486,22 +494,6 @@ def models_are_copied_and_saved_whole() -> None:
         torch.save(gw.torch.HookState("none", dist.new_group()), io.BytesIO())
 
 
-def leave_the_store() -> None:
-    """For another one, as of another job."""
-    dist.barrier()
-    STATES.clear()
-    if (store := gw.kv.joined()) is not None:
-        store.close()
-    dist.barrier()
-
-
-def shared_folder() -> Path:
-    """One that all ranks see, removed when the process ends."""
-    names = [tempfile.mkdtemp() if dist.get_rank() == 0 else ""]
-    dist.broadcast_object_list(names)
-    return Path(names[0])
-
-
 @case
 def torchs_checkpoints_have_every_ranks_residuals() -> None:
     """torch.distributed.checkpoint keeps one of what all ranks call alike."""
@@ -602,12 +594,6 @@ def what_a_checkpoint_cannot_hold_is_refused() -> None:
 def a_compiled_backward_without_buckets_is_refused() -> None:
     with pytest.raises(TypeError, match=r"given a tuple, expected one of DDP's buckets.*'python_reducer'"):
         gw.torch.ddp_hook(STATES[-1] if STATES else BEFORE_THE_GROUP, (torch.ones(3), torch.ones(3)))  # type: ignore[arg-type]
-
-
-def leave_states() -> None:
-    for state in STATES:
-        state.close()
-    STATES.clear()
 
 
 if __name__ == "__main__":

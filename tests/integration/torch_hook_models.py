@@ -2,11 +2,38 @@
 
 from __future__ import annotations
 
+import tempfile
+from pathlib import Path
+
 import gradwire.torch
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
+
+STATES: list[gradwire.torch.HookState] = []  # of the case that runs
+
+
+def leave_states() -> None:
+    for state in STATES:
+        state.close()
+    STATES.clear()
+
+
+def leave_the_store() -> None:
+    """For another one, as of another job."""
+    dist.barrier()
+    STATES.clear()
+    if (store := gradwire.kv.joined()) is not None:
+        store.close()
+    dist.barrier()
+
+
+def shared_folder() -> Path:
+    """One that all ranks see."""
+    names = [tempfile.mkdtemp() if dist.get_rank() == 0 else ""]
+    dist.broadcast_object_list(names)
+    return Path(names[0])
 
 
 def total(tensor: torch.Tensor) -> torch.Tensor:

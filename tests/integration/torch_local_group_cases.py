@@ -12,7 +12,6 @@ import math
 import os
 import pickle
 import shutil
-import tempfile
 import warnings
 from pathlib import Path
 from typing import Any
@@ -26,11 +25,20 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
-from torch_hook_models import Ledger, kinds, left_to_send, make_branches, total
+from torch_hook_models import (
+    STATES,
+    Ledger,
+    kinds,
+    leave_states,
+    leave_the_store,
+    left_to_send,
+    make_branches,
+    shared_folder,
+    total,
+)
 from torch_programs import case, case_from, run_cases_in_a_group
 
 DDP = DistributedDataParallel
-STATES: list[gw.torch.HookState] = []  # of the case that runs
 BEFORE_THE_GROUP = gw.torch.HookState("int8", local_group=2)
 CODECS = ("2bit:threshold=0.02", "int4:reply=fp32", "topk:reply=fp32", "none")
 
@@ -457,36 +465,17 @@ def shards_of_several_saves_or_of_other_numbers_are_refused() -> None:
     leave_the_store()
 
 
-def shared_folder() -> str:
-    made = [tempfile.mkdtemp() if dist.get_rank() == 0 else None]
-    dist.broadcast_object_list(made)
-    assert made[0] is not None
-    return made[0]
-
-
 @case
 def a_given_master_is_refused() -> None:
     leave_the_store()
     os.environ["GRADWIRE_MASTER"] = "tcp://127.0.0.1:1"
-    with pytest.raises(
-        ValueError, match="several gradwire jobs, which cannot meet at one address; leave it out"
-    ):
-        hooked(make_net(), "int8")
-    del os.environ["GRADWIRE_MASTER"]
-
-
-def leave_the_store() -> None:
-    dist.barrier()
-    STATES.clear()
-    if (store := gw.kv.joined()) is not None:
-        store.close()
-    dist.barrier()
-
-
-def leave_states() -> None:
-    for state in STATES:
-        state.close()
-    STATES.clear()
+    try:
+        with pytest.raises(
+            ValueError, match="several gradwire jobs, which cannot meet at one address; leave it"
+        ):
+            hooked(make_net(), "int8")
+    finally:
+        del os.environ["GRADWIRE_MASTER"]
 
 
 if __name__ == "__main__":

@@ -185,9 +185,8 @@ class NetLab:
         """Kills what runs on the hosts and removes them. Repeatable. A forked child's call does nothing."""
         if os.getpid() != self._owner:
             return
-        if (
-            remains.remove(self.name) and self._watchdog is not None
-        ):  # else that tries again when we have ended
+        is_gone = remains.remove(self.name)  # if not, the watchdog tries again when this process has ended
+        if is_gone and self._watchdog is not None:
             self._watchdog.kill()
             self._watchdog.communicate()
             self._watchdog = None
