@@ -1,11 +1,11 @@
-// Blocks as work items encode them on any Thrust backend: rounded to nearest or by chance, item by item or
-// held whole.
+// Blocks as groups of work items encode them on any Thrust backend: rounded to nearest or by chance.
 //
 // Threading: all functions are pure.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
+#include <type_traits>
 
 #include "compress/block/block_scalar.h"
 #include "compress/device/block_payload_thrust.h"
@@ -49,33 +49,18 @@ GRADWIRE_HOST_DEVICE void encode_four(const BlockLayout& layout, const Residual&
   residual.store(input.kept, first, input.count);
 }
 
-/// Encodes an item whose block has its scale.
-template <typename Source, typename Rounding>
-struct EncodeBlockItem {
-  Source source;
-  BlockLayout layout;
-  Residual residual;
-  Rounding rounding;
-  std::byte* out;
-
-  GRADWIRE_HOST_DEVICE void operator()(std::size_t item) const {
-    const std::size_t first = item * kItemElements;
-    const float scale = load_aligned_scale(layout.code, out + layout.scale_offset(first));
-    encode_four(layout, residual, rounding, first, scale, read_item(source, residual, first, layout.elements),
-                out);
-  }
-};
-
-/// Encodes a block that a group of items holds at once: each float is read once.
-template <typename Source, typename BlockPart, typename Rounding>
-struct HeldBlock {
+/// Encodes a block with a group of items. Each has four elements of every row of the block. kHolds: it holds
+/// all its elements from begin() to end(), and each float is read once; else it reads them each time.
+template <typename Source, typename BlockPart, typename Rounding, bool kHolds>
+struct EncodeBlockOf {
   static constexpr std::size_t kRow = kGroupItems * kItemElements;
-  static constexpr std::size_t kMostRows = 4;
+  static constexpr std::size_t kMostRows = 4;  // that an item holds
 
-  using Part = BlockPart;
-  struct Held {
+  struct HeldRows {
     ItemInput rows[kMostRows];
   };
+  using Part = BlockPart;
+  using Held = std::conditional_t<kHolds, HeldRows, Nothing>;
 
   Source source;
   BlockLayout layout;
@@ -84,55 +69,67 @@ struct HeldBlock {
   std::byte* out;
   DeviceReport* report;
 
-  /// Whether blocks of this size fit.
-  static constexpr bool holds(std::size_t block) { return block % kRow == 0 && block / kRow <= kMostRows; }
-
   GRADWIRE_HOST_DEVICE Part begin(std::size_t group, std::size_t item, Held& held) const {
-    // A constant number of rows, unrolled, keeps them in registers. Rows beyond a smaller block read as
-    // nothing.
-    GRADWIRE_UNROLL
-    for (std::size_t row = 0; row < kMostRows; ++row) {
-      held.rows[row] = read_item(source, residual, first_of(group, item, row), layout.end_of(group));
+    if constexpr (kHolds) {
+      // A constant number of rows, unrolled, keeps them in registers. Rows beyond a smaller block read as
+      // nothing.
+      GRADWIRE_UNROLL
+      for (std::size_t row = 0; row < kMostRows; ++row) {
+        held.rows[row] = read_item(source, residual, first_of(group, item, row), layout.end_of(group));
+      }
     }
     Part part;
-    const bool nonfinite = for_each_held(held, [&](std::size_t j, float x) { part.add(j, x); });
+    const bool nonfinite =
+        for_each_element(group, item, held, [&](std::size_t j, float x) { part.add(j, x); });
     if (nonfinite) report_value(report->nonfinite, 1);
     return part;
   }
 
  protected:
+  /// Calls take(j, x) with what each of the item's elements sends. Returns true when one was not finite.
   template <typename Take>
-  GRADWIRE_HOST_DEVICE bool for_each_held(const Held& held, const Take& take) const {
+  GRADWIRE_HOST_DEVICE bool for_each_element(std::size_t group, std::size_t item, const Held& held,
+                                             const Take& take) const {
     bool nonfinite = false;
-    GRADWIRE_UNROLL
-    for (std::size_t row = 0; row < kMostRows; ++row) {
-      nonfinite |= for_each_sent(layout.code, residual, held.rows[row], take);
-    }
+    for_each_row(group, item, held, [&](std::size_t, const ItemInput& input) {
+      nonfinite |= for_each_sent(layout.code, residual, input, take);
+    });
     return nonfinite;
   }
   GRADWIRE_HOST_DEVICE void encode(std::size_t group, std::size_t item, const Held& held, float scale) const {
     // All items have computed the same scale. One writes it.
     if (item == 0) store_aligned_scale(layout.code, scale, out + layout.scale_offset(group * layout.block()));
-    GRADWIRE_UNROLL
-    for (std::size_t row = 0; row < kMostRows; ++row) {
-      if (held.rows[row].count == 0) continue;
-      encode_four(layout, residual, rounding, first_of(group, item, row), scale, held.rows[row], out);
-    }
+    for_each_row(group, item, held, [&](std::size_t first, const ItemInput& input) {
+      if (input.count > 0) encode_four(layout, residual, rounding, first, scale, input, out);
+    });
   }
   GRADWIRE_HOST_DEVICE std::size_t length_of(std::size_t group) const {
     return layout.end_of(group) - group * layout.block();
   }
 
  private:
+  /// Calls take(first element, input) for the item's part of each row.
+  template <typename Take>
+  GRADWIRE_HOST_DEVICE void for_each_row(std::size_t group, std::size_t item, const Held& held,
+                                         const Take& take) const {
+    if constexpr (kHolds) {
+      GRADWIRE_UNROLL
+      for (std::size_t row = 0; row < kMostRows; ++row) take(first_of(group, item, row), held.rows[row]);
+    } else {
+      const std::size_t end = layout.end_of(group);
+      for (std::size_t first = first_of(group, item, 0); first < end; first += kRow)
+        take(first, read_item(source, residual, first, end));
+    }
+  }
   GRADWIRE_HOST_DEVICE std::size_t first_of(std::size_t group, std::size_t item, std::size_t row) const {
     return group * layout.block() + row * kRow + item * kItemElements;
   }
 };
 
 /// With a scale by the largest |x|.
-template <typename Source, typename Rounding>
-struct EncodeByMost : HeldBlock<Source, LargestPart, Rounding> {
-  using Held = typename HeldBlock<Source, LargestPart, Rounding>::Held;
+template <typename Source, typename Rounding, bool kHolds>
+struct EncodeByMost : EncodeBlockOf<Source, LargestPart, Rounding, kHolds> {
+  using Held = typename EncodeBlockOf<Source, LargestPart, Rounding, kHolds>::Held;
 
   GRADWIRE_HOST_DEVICE void end(std::size_t group, std::size_t item, const Held& held,
                                 const LargestPart& largest) const {
@@ -141,20 +138,20 @@ struct EncodeByMost : HeldBlock<Source, LargestPart, Rounding> {
 };
 
 /// With a scale by sums.
-template <typename Source>
-struct EncodeBySums : HeldBlock<Source, SumPart, ToNearest> {
-  struct Held : HeldBlock<Source, SumPart, ToNearest>::Held {
+template <typename Source, bool kHolds>
+struct EncodeBySums : EncodeBlockOf<Source, SumPart, ToNearest, kHolds> {
+  struct Held : EncodeBlockOf<Source, SumPart, ToNearest, kHolds>::Held {
     SumPart block;
   };
   using Refined = LargePart;
 
-  GRADWIRE_HOST_DEVICE LargePart refine(std::size_t group, std::size_t, Held& held,
+  GRADWIRE_HOST_DEVICE LargePart refine(std::size_t group, std::size_t item, Held& held,
                                         const SumPart& sum) const {
     // Both sums are needed for the scale, and the second one replaces what the fold holds.
     held.block = sum;
     const float limit = block::limit_of(sum.total(), this->length_of(group));
     LargePart part;
-    this->for_each_held(held, [&](std::size_t j, float x) { part.add(j, x, limit); });
+    this->for_each_element(group, item, held, [&](std::size_t j, float x) { part.add(j, x, limit); });
     return part;
   }
   GRADWIRE_HOST_DEVICE void end(std::size_t group, std::size_t item, const Held& held,

@@ -1,5 +1,4 @@
-// The scale of a block on any Thrust backend: what items add up for it, and blocks that are read once for
-// their scale and once for their codes.
+// The scale of a block on any Thrust backend: what items add up for it.
 //
 // Threading: all functions are pure.
 #pragma once
@@ -7,7 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "compress/device/block_payload_thrust.h"
+#include "compress/block/block_scalar.h"
 #include "compress/device/dense_thrust.h"
 #include "compress/device/thrust_items.h"
 #include "compress/payload/float_bits.h"
@@ -65,55 +64,5 @@ GRADWIRE_HOST_DEVICE bool for_each_sent(block::Code code, const Residual& residu
   }
   return nonfinite;
 }
-
-/// Writes the scale of block `item`.
-template <typename Source>
-struct ScaleBlock {
-  Source source;
-  BlockLayout layout;
-  Residual residual;
-  std::byte* out;
-  DeviceReport* report;
-
-  GRADWIRE_HOST_DEVICE void operator()(std::size_t item) const {
-    const std::size_t begin = item * layout.block();
-    const std::size_t length = layout.end_of(item) - begin;
-    store_aligned_scale(layout.code,
-                        block::scales_by_sums(layout.code) ? by_sums(begin, length) : by_most(begin, length),
-                        out + layout.scale_offset(begin));
-  }
-
- private:
-  GRADWIRE_HOST_DEVICE float by_most(std::size_t begin, std::size_t length) const {
-    LargestPart part;
-    for_each_item(begin, length, [&](std::size_t, std::size_t j, float x) { part.add(j, x); });
-    return block::scale_of(layout.code, part.most);
-  }
-  GRADWIRE_HOST_DEVICE float by_sums(std::size_t begin, std::size_t length) const {
-    // One item plays the parts of a group, so that the sum has the written order of lanes.
-    SumPart parts[kGroupItems];
-    for_each_item(begin, length, [&](std::size_t i, std::size_t j, float x) { parts[i].add(j, x); });
-    add_up(parts);
-    const block::BlockSum block = parts[0].total();
-    const float limit = block::limit_of(block, length);
-    LargePart large[kGroupItems];
-    for_each_item(begin, length, [&](std::size_t i, std::size_t j, float x) { large[i].add(j, x, limit); });
-    add_up(large);
-    return block::scale_of(block, large[0].total(), length);
-  }
-  /// Calls take(item of a group, place in the item, x) for each element of the block.
-  template <typename Take>
-  GRADWIRE_HOST_DEVICE void for_each_item(std::size_t begin, std::size_t length, const Take& take) const {
-    bool nonfinite = false;
-    for (std::size_t at = 0; at < length; at += kItemElements) {
-      const ItemInput input = read_item(source, residual, begin + at, begin + length);
-      nonfinite |= for_each_sent(layout.code, residual, input, [&](std::size_t j, float x) {
-        // Where this element lies if a group holds the block: item, and lane of the item.
-        take(at / kItemElements % kGroupItems, j, x);
-      });
-    }
-    if (nonfinite) report_value(report->nonfinite, 1);
-  }
-};
 
 }  // namespace gradwire::compress

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <memory>
+#include <type_traits>
 #include <utility>
 
 #include "compress/block/block_codec.h"
@@ -20,16 +21,12 @@ struct BlockTwinForm {
   template <typename Backend, typename Source>
   void encode(Backend& backend, const Source& source, std::span<float> residual, std::size_t elements,
               const Position* position, std::byte* out, const DeviceWork& work) const {
-    if (form.seed && position != nullptr) {
-      const ByChance by_chance{{*form.seed, *position}};
-      encode_as(backend, source, residual, elements, by_chance, out, work);
-    } else if (block::scales_by_sums(form.code) && holds()) {
-      const BlockLayout layout{form.code, form.block, elements};
-      backend.fold(block::scale_count(elements, form.block),
-                   EncodeBySums<Source>{{source, layout, Residual(residual), {}, out, work.report}});
-    } else {
-      encode_as(backend, source, residual, elements, ToNearest{}, out, work);
+    if constexpr (kIsGradient<Source>) {
+      if (holds()) return encode_blocks<true>(backend, source, residual, elements, position, out, work);
     }
+    // Of payloads, which are small, a sum is made anew each time: held sums need more registers than there
+    // are.
+    encode_blocks<false>(backend, source, residual, elements, position, out, work);
   }
 
   template <typename Backend>
@@ -43,24 +40,36 @@ struct BlockTwinForm {
   }
 
  private:
-  /// Whether a group of items holds a block.
-  bool holds() const { return HeldBlock<FloatSource, SumPart, ToNearest>::holds(form.block); }
+  template <typename Source>
+  static constexpr bool kIsGradient = std::is_same_v<Source, FloatSource>;
 
-  template <typename Backend, typename Source, typename Rounding>
-  void encode_as(Backend& backend, const Source& source, std::span<float> residual, std::size_t elements,
-                 const Rounding& rounding, std::byte* out, const DeviceWork& work) const {
+  /// Whether the items of a group hold a block.
+  bool holds() const {
+    using Blocks = EncodeByMost<FloatSource, ToNearest, true>;
+    return form.block % Blocks::kRow == 0 && form.block / Blocks::kRow <= Blocks::kMostRows;
+  }
+
+  template <bool kHolds, typename Backend, typename Source>
+  void encode_blocks(Backend& backend, const Source& source, std::span<float> residual, std::size_t elements,
+                     const Position* position, std::byte* out, const DeviceWork& work) const {
     const BlockLayout layout{form.code, form.block, elements};
     const Residual kept(residual);
     const std::size_t blocks = block::scale_count(elements, form.block);
-    if (holds()) {
-      backend.fold(blocks,
-                   EncodeByMost<Source, Rounding>{{source, layout, kept, rounding, out, work.report}});
-      return;
+    // A server, which encodes sums, draws nothing.
+    if constexpr (kIsGradient<Source>) {
+      if (form.seed && position != nullptr) {
+        const ByChance by_chance{{*form.seed, *position}};
+        backend.fold(blocks, EncodeByMost<Source, ByChance, kHolds>{
+                                 {source, layout, kept, by_chance, out, work.report}});
+        return;
+      }
     }
-    // Two kernels: every item of the second needs the scale of its whole block, by sums or not.
-    backend.each(blocks, ScaleBlock<Source>{source, layout, kept, out, work.report});
-    backend.each(item_count(elements),
-                 EncodeBlockItem<Source, Rounding>{source, layout, kept, rounding, out});
+    if (block::scales_by_sums(form.code)) {
+      backend.fold(blocks, EncodeBySums<Source, kHolds>{{source, layout, kept, {}, out, work.report}});
+    } else {
+      backend.fold(blocks,
+                   EncodeByMost<Source, ToNearest, kHolds>{{source, layout, kept, {}, out, work.report}});
+    }
   }
 };
 

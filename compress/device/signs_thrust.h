@@ -31,25 +31,23 @@ struct SignSumSource {
   PayloadBlock payloads;
   SignLevels levels;
 
-  GRADWIRE_HOST_DEVICE float payload_at(std::size_t way, std::size_t i) const noexcept {
+  GRADWIRE_HOST_DEVICE Four payload_four(std::size_t way, std::size_t first,
+                                         std::size_t count) const noexcept {
     const std::byte* const payload = payloads.at(way);
+    // An item's elements have their bits in one word.
     const auto word = load_aligned<std::uint32_t>(payload + levels.per_unit_bytes +
-                                                  i / one_bit::kWordElements * sizeof(std::uint32_t));
-    if (one_bit::stands_for_zeros(word, levels.zeros)) return 0;
-    const bool bit = (word & one_bit::bit_in_word(i % one_bit::kWordElements)) != 0;
-    return one_bit::value_of(bit, levels.of(payload, i));
-  }
-  GRADWIRE_HOST_DEVICE float at(std::size_t i) const noexcept {
-    float sum = payload_at(0, i);
-    for (std::size_t way = 1; way < payloads.ways; ++way) sum += payload_at(way, i);
-    return sum;
-  }
-  GRADWIRE_HOST_DEVICE Four four(std::size_t first, std::size_t count) const noexcept {
+                                                  first / one_bit::kWordElements * sizeof(std::uint32_t));
     Four values{};
+    if (one_bit::stands_for_zeros(word, levels.zeros)) return values;
+    const float level = levels.of(payload, first);
     for (std::size_t j = 0; j < kItemElements; ++j) {
-      if (j < count) values.x[j] = at(first + j);
+      const bool bit = (word & one_bit::bit_in_word(first % one_bit::kWordElements + j)) != 0;
+      if (j < count) values.x[j] = one_bit::value_of(bit, level);
     }
     return values;
+  }
+  GRADWIRE_HOST_DEVICE Four four(std::size_t first, std::size_t count) const noexcept {
+    return sum_of_payloads(*this, first, count);
   }
 };
 
