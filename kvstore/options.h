@@ -55,6 +55,9 @@ struct EngineOptions {
   /// it waits (wire/PROTOCOL.md, "Pushes ahead of their rounds"). Of dense keys; of tables of rows as many
   /// more.
   std::uint64_t push_ahead_bytes = std::uint64_t{256} << 20;
+  /// Bytes that a message may hold, of what no partition bounds: rows. Below what a peer takes
+  /// (ZmqOptions::max_frame_bytes).
+  std::uint64_t message_bytes = (std::uint64_t{1} << 31) - 4096;
   unsigned codec_threads = 1;
   /// How residuals are kept, on the host and on devices: kFloat32, or kBfloat16, half the memory. In tables
   /// of rows they are of float32.

@@ -33,10 +33,18 @@ void CUDART_CB call_next(cudaStream_t, cudaError_t status, void* next) {
 
 class CudaDevice final : public Device {
  public:
-  explicit CudaDevice(int number) : number_(number) { use(); }
+  explicit CudaDevice(int number) : number_(number) {}
 
   std::string name() const override { return "cuda:" + std::to_string(number_); }
-  void use() const override { use_cuda_device(number_); }
+  int use() const override {
+    int before = 0;
+    expect_cuda(cudaGetDevice(&before), "ask for the thread's device");
+    use_cuda_device(number_);
+    return before;
+  }
+  void restore(int before) const noexcept override {
+    if (before != number_ && is_in_use(before)) cudaSetDevice(before);
+  }
   std::unique_ptr<DeviceCodec> twin(const CodecSpec& spec) const override { return make_cuda_codec(spec); }
 
   Memory allocate(std::size_t bytes) const override {
@@ -121,7 +129,11 @@ class CudaDevice final : public Device {
 
 std::shared_ptr<Device> open_cuda_device(int number) {
   const CudaDevices devices = cuda_devices();
-  if (number >= 0 && number < devices.count) return std::make_shared<CudaDevice>(number);
+  if (number >= 0 && number < devices.count) {
+    auto device = std::make_shared<CudaDevice>(number);
+    const DeviceScope usable(*device);  // throws where it is not
+    return device;
+  }
   const std::string reason =
       devices.count == 0 ? devices.missing : "there are " + std::to_string(devices.count) + ", from 0";
   throw std::runtime_error("cuda: cannot use device " + std::to_string(number) + ": " + reason);

@@ -1,5 +1,7 @@
 #include "compress/cuda/cuda_devices.h"
 
+#include <dlfcn.h>
+
 #include <stdexcept>
 
 #include "compress/cuda/cuda_error.h"
@@ -45,6 +47,19 @@ CudaDevices cuda_devices() {
 
 void use_cuda_device(int device) {
   expect_cuda(cudaSetDevice(device), "use device " + std::to_string(device));
+}
+
+bool is_in_use(int device) noexcept {
+  // Of the driver, which the runtime has loaded: the runtime itself does not tell.
+  using GetState = int (*)(int device, unsigned* flags, int* active);
+  static const auto get_state = [] {
+    void* const driver = dlopen("libcuda.so.1", RTLD_LAZY | RTLD_NOLOAD);
+    return reinterpret_cast<GetState>(driver == nullptr ? nullptr
+                                                        : dlsym(driver, "cuDevicePrimaryCtxGetState"));
+  }();
+  unsigned flags = 0;
+  int active = 0;
+  return get_state != nullptr && get_state(device, &flags, &active) == 0 && active != 0;
 }
 
 }  // namespace gradwire::compress

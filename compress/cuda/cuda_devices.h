@@ -18,5 +18,7 @@ CudaDevices cuda_devices();
 /// Makes a device the calling thread's, as every thread that enqueues work on it needs. Throws
 /// std::runtime_error with the reason where it cannot be used.
 void use_cuda_device(int device);
+/// Whether this process has used the device. To use one takes hundreds of megabytes there.
+bool is_in_use(int device) noexcept;
 
 }  // namespace gradwire::compress

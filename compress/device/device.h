@@ -1,7 +1,7 @@
 // Device has what code with tensors on a device needs besides the codecs' twins: memory on both sides,
 // copies, and the order of work on its streams.
 //
-// Threading: any thread that has called use(). Calls that take a stream enqueue work there and return;
+// Threading: any thread, within a DeviceScope. Calls that take a stream enqueue work there and return;
 // open_stream(), the two allocations and finish() may block.
 // Lifetime: an object that a Device hands out is released with its last owner, which must be before the
 // Device dies. Memory must stay until the streams have passed the work that touches it.
@@ -36,8 +36,11 @@ class Device {
 
   /// "cuda:0", for people.
   virtual std::string name() const = 0;
-  /// Makes the device the calling thread's.
-  virtual void use() const = 0;
+  /// Makes the device the calling thread's. Returns what that had, for restore().
+  virtual int use() const = 0;
+  /// Gives the thread back what it had, if the process has used that device at all: an idle one would take
+  /// memory.
+  virtual void restore(int before) const noexcept = 0;
   /// Makes the twin of the codec that spec names; null where it has none. Throws as make().
   virtual std::unique_ptr<DeviceCodec> twin(const CodecSpec& spec) const = 0;
 
@@ -73,6 +76,20 @@ class Device {
 
  protected:
   Device() = default;
+};
+
+/// A device is the calling thread's, until the end of the scope: the thread may be a framework's, which goes
+/// on with its own.
+class DeviceScope {
+ public:
+  explicit DeviceScope(const Device& device) : device_(device), before_(device.use()) {}
+  ~DeviceScope() { device_.restore(before_); }
+  DeviceScope(const DeviceScope&) = delete;
+  DeviceScope& operator=(const DeviceScope&) = delete;
+
+ private:
+  const Device& device_;
+  const int before_;
 };
 
 }  // namespace gradwire::compress

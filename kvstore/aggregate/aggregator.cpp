@@ -410,6 +410,14 @@ void Aggregator::forget_worker(std::uint32_t worker, std::vector<Answer>& answer
   }
 }
 
+void Aggregator::copy_payloads_of(std::uint32_t worker) {
+  for (auto& [id, partition] : partitions_) {
+    for (auto& [step, round] : partition.rounds) {
+      if (auto& payload = round.payloads[worker]) payload = payload->copy();
+    }
+  }
+}
+
 void Aggregator::fail_waiters(const Round& round, const std::string& text, std::vector<Answer>& answers) {
   for (std::uint32_t rank = 0; rank < workers_; ++rank) {
     // The round stays open. A worker that asks again, because this error was lost, gets the same one.

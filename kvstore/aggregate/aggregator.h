@@ -83,6 +83,9 @@ class Aggregator {
   /// later; nobody waits for its clock. error: the error that has ended it, if one has.
   void forget_worker(std::uint32_t worker, std::vector<Answer>& answers, const std::string& error = {});
 
+  /// From now on holds copies of what the worker has pushed, whose memory may go.
+  void copy_payloads_of(std::uint32_t worker);
+
   /// Sends each worker a whole weight before the next delta to it, because another server sent what it
   /// holds.
   void forget_sent() { WeightSender::forget_sent(partitions_); }

@@ -105,6 +105,8 @@ void DenseClient::note_request(Tensor& tensor, std::size_t index) {
 
 void DenseClient::repeat(Tensor& tensor, std::size_t index) {
   if (tensor.parts[index].request != Kind::kPush) return send_copy(tensor, index);  // harmless when repeated
+  // What waits for its turn has not been sent: asked for, it would be missed, and sent out of turn.
+  if (in_order_ && in_order_->holds(tensor.current->number, index)) return;
   FrameHeader header = header_of(tensor, index);
   header.kind = Kind::kProbe;
   outbox_.add(tensor.parts[index].part.server, {header, Buffer()});
@@ -116,9 +118,12 @@ void DenseClient::send_copy(Tensor& tensor, std::size_t index) {
   const TensorPart& part = tensor.parts[index];
   // Its answer has been here, damaged: the server has it, whatever a late answer to an earlier copy says.
   if (part.request == Kind::kPush && part.payload.size_bytes() == 0) return;
+  // It has not left yet: a question about it, which is small, may overtake it.
+  const FrameHeader header = header_of(tensor, index);
+  if (outbox_.holds(part.part.server, header, part.payload.size_bytes())) return;
   // The first copy was lost, so the push window must not count it as unanswered twice.
   if (part.request == Kind::kPush) outbox_.sends_again(part.part.server, part.payload.size_bytes());
-  Frame frame{header_of(tensor, index), part.payload.copy()};
+  Frame frame{header, part.payload.copy()};
   frame.payload.seal();
   outbox_.add(part.part.server, std::move(frame));
 }

@@ -51,7 +51,8 @@ class WidenedResidual {
 
 // So the bits do not depend on threads, or on how a tensor is cut.
 compress::Position PushEncoder::position_of(const Tensor& tensor) const {
-  return {static_cast<std::uint32_t>(tensor.id), messenger_.self().rank, tensor.step - 1, 0};
+  return {static_cast<std::uint32_t>(tensor.origin.key), messenger_.self().rank, tensor.step - 1,
+          tensor.origin.offset};
 }
 
 PushPayload PushEncoder::encode(Tensor& tensor, std::size_t index) {
@@ -104,7 +105,7 @@ compress::Encoded PushEncoder::encode_widened(Tensor& tensor, std::size_t index,
   const Part& part = tensor.parts[index].part;
   const auto& codec = tensor.codec();
   compress::Position position = position_of(tensor);
-  position.offset = part.offset;
+  position.offset += part.offset;
   const bool is_measured = codec.lossy() && compress::measures_share(position.step);
   const ArrayView kept = tensor.residual_of(part);
   // The codec's own pass over bfloat16, which has the bits of the passes below.

@@ -102,18 +102,22 @@ RoundThread::~RoundThread() {
 
 // ------------------------------------------------------------------------------------- calls from others
 
-void RoundThread::add_keys(std::vector<KeySpec> specs, std::vector<std::vector<Part>> parts) {
-  post([this, specs = std::move(specs), parts = std::move(parts)] {
+void RoundThread::add_keys(std::vector<KeySpec> specs, std::vector<std::vector<Part>> parts,
+                           std::vector<Origin> origins) {
+  post([this, specs = std::move(specs), parts = std::move(parts), origins = std::move(origins)] {
     for (std::size_t i = 0; i < specs.size(); ++i) {
-      const Tensor& tensor = tensors_.add(specs[i], parts[i]);
+      Tensor& tensor = tensors_.add(specs[i], parts[i]);
+      if (!origins.empty()) tensor.origin = origins[i];
       context_.spans.tracer().name_key(tensor.id, tensor.spec.name);
     }
   });
 }
 
-void RoundThread::add_bucket(KeySpec spec, Part part, std::vector<std::uint32_t> segment_elements) {
-  post([this, spec = std::move(spec), part, segments = std::move(segment_elements)] {
-    const Tensor& tensor = tensors_.add(spec, {&part, 1}, segments);
+void RoundThread::add_bucket(KeySpec spec, Part part, std::vector<std::uint32_t> segment_elements,
+                             std::optional<Origin> origin) {
+  post([this, spec = std::move(spec), part, segments = std::move(segment_elements), origin] {
+    Tensor& tensor = tensors_.add(spec, {&part, 1}, segments);
+    tensor.origin = origin.value_or(tensor.origin);
     context_.spans.tracer().name_key(tensor.id, tensor.spec.name);
   });
 }
@@ -218,6 +222,7 @@ void RoundThread::on_question(const std::set<std::string>& rounds) {
 
 void RoundThread::on_goodbye(Node peer, const std::string& error) {
   // A worker that leaves concerns servers. They name it in their answers to those that still wait for it.
+  if (peer.role == Role::kWorker) has_lost_worker_ = true;
   if (peer.role != Role::kServer) return;
   post([this, rank = peer.rank, error] { lose_server(rank, error); });
 }

@@ -6,12 +6,14 @@
 // Lifetime: owned by Engine, dies before the Messenger.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <exception>
 #include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <set>
 #include <span>
 #include <string>
@@ -54,9 +56,12 @@ class RoundThread final : private transport::Sink {
   RoundThread(transport::Messenger& messenger, const EngineOptions& options, const Rounds& rounds);
   ~RoundThread() override;
 
-  void add_keys(std::vector<KeySpec> specs, std::vector<std::vector<Part>> parts);
+  /// origins: of each, where keys are parts of others; else empty.
+  void add_keys(std::vector<KeySpec> specs, std::vector<std::vector<Part>> parts,
+                std::vector<Origin> origins = {});
   /// Adds a key for several tensors that travel as one: one part, whose segments have these elements.
-  void add_bucket(KeySpec spec, Part part, std::vector<std::uint32_t> segment_elements);
+  void add_bucket(KeySpec spec, Part part, std::vector<std::uint32_t> segment_elements,
+                  std::optional<Origin> origin = {});
   void submit(KeyId key, Operation operation);
   /// Submits all in one go, so that what they send leaves together.
   void submit(std::vector<Submission> submissions);
@@ -85,6 +90,8 @@ class RoundThread final : private transport::Sink {
   TensorTable& tensors() { return tensors_; }
   Residuals& residuals() { return residuals_; }
   const RoundWaits& waits() const { return waits_; }
+  /// Whether another worker has left.
+  bool has_lost_worker() const { return has_lost_worker_; }
   /// Whether no operation is in flight.
   bool is_idle() const { return rounds_.active().empty(); }
 
@@ -150,6 +157,7 @@ class RoundThread final : private transport::Sink {
   DenseClient dense_;
   DenseRounds rounds_;
   RoundWaits waits_;
+  std::atomic<bool> has_lost_worker_{false};
   std::exception_ptr failure_;
   mutable std::mutex failure_mutex_;
   std::string failure_text_;  ///< of failure_, for other threads: guarded by failure_mutex_

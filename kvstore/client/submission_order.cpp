@@ -27,4 +27,9 @@ std::vector<transport::Frame> SubmissionOrder::add(std::uint64_t operation, std:
   return ready;
 }
 
+bool SubmissionOrder::holds(std::uint64_t operation, std::size_t part) const {
+  const auto found = operations_.find(operation);
+  return found != operations_.end() && part >= found->second.gone;
+}
+
 }  // namespace gradwire::kvstore

@@ -18,6 +18,8 @@ class SubmissionOrder {
   std::uint64_t expect(std::size_t parts);
   /// Takes one part of an operation and returns all that may go now, in order.
   std::vector<transport::Frame> add(std::uint64_t operation, std::size_t part, transport::Frame frame);
+  /// Whether a part has not gone yet.
+  bool holds(std::uint64_t operation, std::size_t part) const;
 
  private:
   struct Operation {

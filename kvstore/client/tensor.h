@@ -40,9 +40,16 @@ struct TensorPart {
   std::chrono::steady_clock::time_point began;  ///< on a device: its encoding
 };
 
+/// What codecs draw by: a tensor's key, and the element of it that the tensor begins with.
+struct Origin {
+  KeyId key = 0;
+  std::uint64_t offset = 0;
+};
+
 struct Tensor {
   KeySpec spec;
   KeyId id = 0;
+  Origin origin;                   ///< its own key, or what it is a part of
   std::vector<TensorPart> parts;   ///< ordered by offset
   std::vector<std::size_t> turns;  ///< of the parts: the order to encode them in
 

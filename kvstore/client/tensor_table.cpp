@@ -20,6 +20,7 @@ TensorTable::TensorTable(std::uint32_t rank, ElementType residual_type)
 Tensor& TensorTable::add(KeySpec spec, std::span<const Part> parts, std::vector<std::uint32_t> segments) {
   Tensor& tensor = *tensors_.emplace_back(std::make_unique<Tensor>());
   tensor.id = tensors_.size() - 1;
+  tensor.origin = {tensor.id, 0};
   tensor.spec = std::move(spec);
   tensor.segments = std::move(segments);
   tensor.residual = tensor.residual_before = Residual(residual_type_);

@@ -134,6 +134,12 @@ void BlobStore::answer_waiting(const BlobId& id, Blob& blob, std::vector<Answer>
   waiting_.erase(found);
 }
 
+void BlobStore::copy_bytes_of(std::uint32_t worker) {
+  for (auto& [id, blob] : blobs_) {
+    if (id.poster == worker) blob.bytes = blob.bytes.copy();
+  }
+}
+
 void BlobStore::drop_older(std::uint32_t poster, std::uint64_t sequence) {
   if (sequence <= newest_[poster]) return;
   newest_[poster] = sequence;

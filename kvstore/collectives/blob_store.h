@@ -34,6 +34,9 @@ class BlobStore {
   /// sent: bad requests are answered with kError and change nothing.
   void handle(std::uint32_t worker, transport::Frame frame, std::vector<Answer>& answers);
 
+  /// From now on holds copies of what the worker has posted, whose memory may go.
+  void copy_bytes_of(std::uint32_t worker);
+
   /// Notes that a worker has left. Workers that wait for its blobs, or for it to read theirs, fail. error:
   /// the error that has ended it, if one has.
   void forget_worker(std::uint32_t worker, std::vector<Answer>& answers, const std::string& error = {});

@@ -22,12 +22,12 @@ DeviceLink::DeviceLink(std::shared_ptr<compress::Device> device, std::size_t sta
     : device_(std::move(device)),
       pinned_(kPinnedBytes,
               [device = device_](std::size_t bytes) {
-                device->use();
+                const compress::DeviceScope scope(*device);
                 return device->allocate_pinned(bytes);
               }),
       memory_(staged_bytes,
               [this](std::size_t bytes) { return allocate(bytes); }) {  // in take_memory() alone
-  device_->use();
+  const compress::DeviceScope scope(*device_);
   for (Lane& lane : lanes_) lane.stream = device_->open_stream();
 }
 
@@ -36,7 +36,7 @@ DeviceLink::~DeviceLink() { settle(); }
 void DeviceLink::settle() noexcept {
   for (Lane& lane : lanes_) {
     try {
-      device_->use();
+      const compress::DeviceScope scope(*device_);
       device_->finish(*lane.stream);
     } catch (...) {  // NOLINT(bugprone-empty-catch): whose work it was hears of it in then()
     }
@@ -56,7 +56,7 @@ const compress::DeviceCodec* DeviceLink::twin(const compress::Codec& codec) {
 }
 
 compress::Device::Memory DeviceLink::allocate(std::size_t size_bytes) {
-  device_->use();
+  const compress::DeviceScope scope(*device_);
   try {
     return device_->allocate(size_bytes);
   } catch (const std::exception&) {
@@ -71,9 +71,7 @@ std::shared_ptr<float> DeviceLink::allocate_floats(std::size_t count) {
 }
 
 DeviceLink::Batch::Batch(DeviceLink& link, Way way)
-    : link_(link), way_(way), lane_(link.lanes_[index(way)]), lock_(lane_.mutex) {
-  link_.device_->use();
-}
+    : link_(link), way_(way), lane_(link.lanes_[index(way)]), lock_(lane_.mutex), scope_(*link.device_) {}
 
 DeviceLink::Batch::~Batch() {
   if (handed_on_) return;

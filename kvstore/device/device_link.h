@@ -128,6 +128,7 @@ class DeviceLink::Batch {
   const Way way_;
   Lane& lane_;
   std::unique_lock<std::mutex> lock_;
+  const compress::DeviceScope scope_;
   bool handed_on_ = false;
 };
 

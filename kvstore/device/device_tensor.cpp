@@ -146,7 +146,7 @@ std::vector<DeviceTensor::Run> DeviceTensor::runs_of(const DeviceRound& round, c
 
 compress::Position DeviceTensor::position_of(const DeviceRound& round, const Run& run) {
   compress::Position position = round.position;
-  position.offset = run.first_unit * compress::kUnitElements;
+  position.offset += run.first_unit * compress::kUnitElements;
   return position;
 }
 

@@ -267,8 +267,6 @@ void Engine::close(const std::string& error) {
   transport::Messenger& line = *context_->messenger;
   const EngineOptions& options = context_->options;
   Hierarchy* const hierarchy = rounds.hierarchy();
-  // What it watches ends below: the threads of rounds, and the tables of rows.
-  context_->standstill.stop();
   if (!error.empty()) {
     line.note_error(error);
     if (hierarchy != nullptr) hierarchy->note_error(error);
@@ -279,13 +277,15 @@ void Engine::close(const std::string& error) {
     const auto repeats = line.loses_frames() ? 40 * options.retry_timeout : std::chrono::milliseconds(0);
     const auto patience = std::chrono::seconds(2) + repeats;
     rounds.own().idle().wait_for(patience);  // pushes that nobody pulls
-    // Where a library sums, a push is over when all ranks have made it. There is no server to leave it with.
-    if (!context_->in_order) rounds.hand_over();
+    // After an error the others go on without what this worker has not sent yet.
+    rounds.hand_over(error.empty());
     if (context_->rows) context_->rows->settle(options.slow_abort);
     cause = rounds.own().failure();
   } catch (const std::exception& failure) {
     cause = failure.what();
   }
+  // What it watches ends below: the threads of rounds, and the tables of rows.
+  context_->standstill.stop();
   // Whoever still needs us shall hear why its round fails, and not that we have left.
   if (!cause.empty()) line.fail(fmt::format("{}: {}", transport::to_string(line.self()), cause));
   if (hierarchy != nullptr) hierarchy->leave(kPatience);
@@ -299,7 +299,9 @@ void Engine::close(const std::string& error) {
     if (hierarchy != nullptr) hierarchy->retire(std::chrono::milliseconds(0));
     hosted.reset();
   }
-  if (hosted) hosted->serve_on();  // others may pull what no round has brought them, or lose an answer
+  if (!hosted) return;
+  hosted->copy_payloads_of(rank());
+  hosted->serve_on();  // others may pull what no round has brought them, or lose an answer
 }
 
 void Engine::retire() {

@@ -199,7 +199,7 @@ void SlotBuckets::mark_ready(std::uint32_t slot, void* stream, SlotSet set) {
   }
   compress::Device::Mark written;
   if (slots->device) {
-    slots->device->use();
+    const compress::DeviceScope scope(*slots->device);
     // Here, on the thread that has queued the gradient's work: the mark is of what the stream has been given
     // so far.
     written = slots->device->mark(stream);

@@ -102,8 +102,7 @@ std::optional<DeviceOperation> WorkerRounds::device_operation(const OnDevice& pl
   if (!place.device) return std::nullopt;
   DeviceOperation operation;
   operation.link = own().devices().link(place.device);
-  // A mark is of the device that this thread has in use.
-  place.device->use();
+  const compress::DeviceScope scope(*place.device);
   operation.marks.push_back(place.device->mark(place.stream));
   return operation;
 }
@@ -172,13 +171,45 @@ void WorkerRounds::set_weight_replies(const std::shared_ptr<const WeightReplies>
 
 /// A round may last as long as its slowest worker; what we pushed must be with the servers, for it goes with
 /// us: what a slow link has not taken yet, and what a server that dies had not read.
-void WorkerRounds::hand_over() const {
+void WorkerRounds::hand_over(bool is_well) const {
+  // A library has no server to leave a push with, and the leader of a host has to send the host's sum on.
+  const bool is_needed = in_order_ || (hierarchy_ && hierarchy_->leads());
+  if (is_needed && is_well) finish_own();
+  if (in_order_) return;
   // The host's thread first: its pushes become the uplink's.
   for (RoundThread* thread : {&own(), job_.get()}) {
-    if (thread->handed_over().wait_for(options_.slow_abort)) continue;
-    messenger_.fail(fmt::format("{}: closed, and its last pushes were not with the servers within {} s",
-                                transport::to_string(messenger_.self()), options_.slow_abort.count() / 1000));
+    if (!thread->handed_over().wait_for(options_.slow_abort))
+      fail_late("its last pushes were not with the servers");
   }
+}
+
+/// Waits for the rounds that this worker has pushed, which other workers may not have begun yet.
+void WorkerRounds::finish_own() const {
+  constexpr std::chrono::milliseconds kLook{200};
+  constexpr std::chrono::seconds kMoment{2};  // for sums that the library has made, and not told of yet
+  // Who waits for this worker in something else waits for ever, and hears of it (standstill.h).
+  const Callers::Waiting waiting(*callers_, {Callers::Wait::For::kOwnRounds, "close"});
+  const Ticket idle = own().idle();
+  auto end = std::chrono::steady_clock::now() + options_.slow_abort;
+  bool has_lost_any = false;
+  while (!idle.wait_for(kLook)) {
+    const auto now = std::chrono::steady_clock::now();
+    // One that has come to its end makes no more sums. Without a library, the host's server says so.
+    if (in_order_ && own().has_lost_worker() && !std::exchange(has_lost_any, true)) end = now + kMoment;
+    if (now < end) continue;
+    if (!has_lost_any) return fail_late("its last pushes were not summed");
+    return fail(
+        "its last pushes are more than those of a worker that has left; every worker must push the same "
+        "keys as often");
+  }
+}
+
+void WorkerRounds::fail_late(const char* what) const {
+  fail(fmt::format("{} within {} s", what, options_.slow_abort.count() / 1000));
+}
+
+void WorkerRounds::fail(const std::string& why) const {
+  messenger_.fail(fmt::format("{}: closed, and {}", transport::to_string(messenger_.self()), why));
 }
 
 void WorkerRounds::stop() {

@@ -85,13 +85,17 @@ class WorkerRounds {
   /// Has servers send weights so, to operations that begin from now on. keys: that there are.
   void set_weight_replies(const std::shared_ptr<const WeightReplies>& replies, std::uint64_t keys);
 
-  /// Waits until what was pushed is with the servers, and fails the job where it does not come there.
-  void hand_over() const;
+  /// Waits until what was pushed needs this worker no more, and fails the job where that takes too long.
+  /// is_well: no error ends the worker.
+  void hand_over(bool is_well) const;
   /// Ends the threads. What is served for the host's other workers goes on, until Hierarchy::retire().
   void stop();
 
  private:
   void agree_on_async() const;
+  void finish_own() const;
+  void fail_late(const char* what) const;
+  void fail(const std::string& why) const;
   bool takes_servers_own(KeyId key, bool has_optimizer);
   void note_round(KeyId key, bool is_shown);
 

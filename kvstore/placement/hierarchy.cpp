@@ -89,6 +89,7 @@ void Hierarchy::add_keys(const std::vector<KeySpec>& keys, const fusion::OwnedCu
     auto& runs = runs_.emplace_back();
     is_float64_.push_back(keys[k].is_float64());
     std::vector<KeySpec> sums;
+    std::vector<Origin> origins;  // so that what codecs draw does not depend on the cut
     for (Part& part : parts[k]) {
       // The host's one server has the rank of its leader (transport/decorators/host_link.h).
       part.server = leader_;
@@ -99,12 +100,13 @@ void Hierarchy::add_keys(const std::vector<KeySpec>& keys, const fusion::OwnedCu
       // Each partition is a key upstream, so that one is summed while the next is encoded and a third is on
       // the wire.
       sums.push_back({keys[k].name, {part.count}, keys[k].dtype});
+      origins.push_back({key, part.offset});
     }
     // A key that is large enough to be cut over all servers is, though its parts by themselves are not.
     const bool is_cut = keys[k].elements() >= options_.shard_bound_elements;
     auto homes = place_keys(sums, static_cast<std::uint32_t>(load.size()), cut,
                             is_cut ? 1 : std::numeric_limits<std::uint64_t>::max(), load);
-    uplink_->add_keys(std::move(sums), std::move(homes));
+    uplink_->add_keys(std::move(sums), std::move(homes), std::move(origins));
   }
   rounds_->add_keys(keys, std::move(parts));
 }
@@ -113,10 +115,11 @@ void Hierarchy::add_bucket(const KeySpec& spec, const Part& home,
                            const std::vector<std::uint32_t>& segment_elements) {
   Part part = home;
   part.server = leader_;
-  if (relay_) relay_->add_key(runs_.size(), part.offset, upstream_keys_);
+  const KeyId key = runs_.size();
+  if (relay_) relay_->add_key(key, part.offset, upstream_keys_);
   runs_.push_back({{part, upstream_keys_++}});
   is_float64_.push_back(false);
-  uplink_->add_bucket(spec, home, segment_elements);
+  uplink_->add_bucket(spec, home, segment_elements, Origin{key, 0});
   rounds_->add_bucket(spec, part, segment_elements);
 }
 
@@ -253,6 +256,9 @@ void Hierarchy::stop() {
     // It is destroyed without the mutex: its end fails what is in flight, and that calls fail_job().
     ending = std::move(rounds_);
   }
+  ending.reset();
+  // It serves on, and this worker's callers may free what they have pushed.
+  if (server_) server_->copy_payloads_of(leader_);
 }
 
 bool Hierarchy::outlast(std::chrono::milliseconds timeout) {

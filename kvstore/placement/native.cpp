@@ -40,18 +40,23 @@ constexpr auto kTick = std::chrono::seconds(1);
 // within 2 s; MPI shows none, and there a killed rank ends the job by mpirun.
 constexpr auto kWordOfTheDead = std::chrono::seconds(4);
 
-/// How a library sums payloads; nothing: it cannot.
-std::optional<ElementType> summable(const FrameHeader& header) {
+/// How a library sums payloads of so many ranks; nothing: it cannot.
+std::optional<ElementType> summable(const FrameHeader& header, std::uint32_t ranks) {
+  std::optional<ElementType> type;
   switch (static_cast<WireId>(header.codec)) {
     case WireId::kNone:
-      return dtype_of(header) == Dtype::kFloat64 ? ElementType::kFloat64 : ElementType::kFloat32;
+      type = dtype_of(header) == Dtype::kFloat64 ? ElementType::kFloat64 : ElementType::kFloat32;
+      break;
     case WireId::kFp16:
-      return ElementType::kFloat16;
+      type = ElementType::kFloat16;
+      break;
     case WireId::kBf16:
-      return ElementType::kBfloat16;
+      type = ElementType::kBfloat16;
+      break;
     default:
-      return std::nullopt;
+      break;
   }
+  return type && ranks <= SumTrailer::most_ranks(*type) ? type : std::nullopt;
 }
 
 ElementType element_type(compress::IntegerWidth width) {
@@ -168,7 +173,7 @@ class Native final : public transport::Messenger {
       return answer([&](auto& answers) { aggregator_.handle(rank_, std::move(frame), answers); });
     if (under_way) return;  // pushed again
     rounds_.insert(id_of(frame.header));
-    if (const auto type = summable(frame.header)) return sum(std::move(frame), *type);
+    if (const auto type = summable(frame.header, workers_)) return sum(std::move(frame), *type);
     const auto payload = std::as_const(frame.payload).bytes();
     const bool is_summed = aggregator_.with_codec(frame.header, payload, [&](const compress::Codec& codec) {
       const auto width = integers_of(codec, payload);

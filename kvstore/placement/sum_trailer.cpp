@@ -2,6 +2,7 @@
 
 #include <bit>
 #include <cstring>
+#include <limits>
 
 #include "compress/dense/dense_scalar.h"
 
@@ -56,6 +57,23 @@ void SumTrailer::write(const FrameHeader& header, ElementType type, std::span<st
   for (std::size_t i = 0; i < kHashElements; ++i) set(i, hash >> i & 1U);
   // Not in the hash, because ranks may differ in it.
   set(kHashElements, (header.flags & transport::kFlagNonfinite) != 0 ? 1 : 0);
+}
+
+std::uint32_t SumTrailer::most_ranks(ElementType type) {
+  switch (type) {
+    case ElementType::kInt8:
+      return std::numeric_limits<std::int8_t>::max();
+    case ElementType::kInt16:
+      return std::numeric_limits<std::int16_t>::max();
+    case ElementType::kBfloat16:
+      return 1U << 8;
+    case ElementType::kFloat16:
+      return 1U << 11;
+    case ElementType::kFloat32:
+      return 1U << 24;
+    default:
+      return std::numeric_limits<std::int32_t>::max();
+  }
 }
 
 SumTrailer SumTrailer::read(std::span<const std::byte> tail, ElementType type, const FrameHeader& header,

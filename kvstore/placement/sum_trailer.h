@@ -28,7 +28,9 @@ struct SumTrailer {
   /// Writes one rank's tail for the push of header, of kElements elements of type.
   static void write(const transport::FrameHeader& header, transport::ElementType type,
                     std::span<std::byte> out);
-  /// Reads the sum of `ranks` tails. Requires that type holds the number of ranks exactly.
+  /// The most ranks whose tails can be summed in this type: up to here it holds every whole number.
+  static std::uint32_t most_ranks(transport::ElementType type);
+  /// Reads the sum of `ranks` tails, at most as many as that.
   static SumTrailer read(std::span<const std::byte> tail, transport::ElementType type,
                          const transport::FrameHeader& header, std::uint32_t ranks);
 };

@@ -168,6 +168,9 @@ class SparseRows {
   std::vector<RowRequest> pull_requests(Table& table, std::span<const std::uint64_t> ids,
                                         std::int32_t priority);
   std::vector<RowRequest> init_requests(Table& table, const Rows& rows);
+  void require_room(const char* verb, const Table& table, std::span<const std::uint64_t> ids,
+                    std::size_t row_bytes, std::span<const std::uint64_t> more = {}) const;
+  void require_room_of_push(const char* verb, Table& table, const Rows& rows, bool has_answer);
   PulledRows submit(Table& table, std::vector<RowRequest> requests);
   /// The same for requests of a round, or behind one: a caller that waits for them waits for other workers
   /// (callers.h).

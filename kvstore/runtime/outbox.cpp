@@ -24,6 +24,9 @@ bool is_of_round(const transport::FrameHeader& header) {
 /// the last has crossed the wire.
 constexpr std::uint64_t kFullMessageBytes = 16U << 10;
 
+/// Payloads from this size on are queued once.
+constexpr std::size_t kLargeBytes = kFullMessageBytes;
+
 /// A name that two pieces share would only let others' patience end early.
 std::uint64_t piece_of(const transport::FrameHeader& header) {
   constexpr std::uint64_t kSpread = 0x9E3779B97F4A7C15;  // 2^64 / the golden ratio
@@ -48,11 +51,26 @@ Outbox::Outbox(transport::Messenger& messenger, std::shared_ptr<Loop> loop, tran
 }
 
 void Outbox::add(std::uint32_t rank, Frame frame) {
-  if (local_peer_ == transport::Node{role_, rank}) return local_.push_back({std::move(frame), tracer_.now()});
+  if (local_peer_ == transport::Node{role_, rank})
+    return local_.push_back({std::move(frame), tracer_.now(), rank});
+  const std::size_t payload_bytes = frame.payload.size_bytes();
+  const bool is_large = payload_bytes >= kLargeBytes;
+  if (is_large && holds(rank, frame.header, payload_bytes)) return;
   const std::uint64_t id = next_id_++;
+  if (is_large) large_.emplace(piece_of(frame.header), id);
   queue_->push({id, frame.header.priority, rank, transport::kHeaderBytes + frame.payload.size_bytes(),
                 piece_of(frame.header), frame.header.kind == Kind::kPush});
-  frames_.emplace(id, Waiting{std::move(frame), tracer_.now()});
+  frames_.emplace(id, Waiting{std::move(frame), tracer_.now(), rank});
+}
+
+bool Outbox::holds(std::uint32_t rank, const transport::FrameHeader& header,
+                   std::size_t payload_bytes) const {
+  const auto [first, last] = large_.equal_range(piece_of(header));
+  return std::any_of(first, last, [&](const auto& entry) {
+    const Waiting& waiting = frames_.at(entry.second);
+    return waiting.rank == rank && waiting.frame.payload.size_bytes() == payload_bytes &&
+           waiting.frame.header == header;
+  });
 }
 
 Span Outbox::leave_queue(std::uint32_t rank, const Waiting& waiting) const {
@@ -161,6 +179,9 @@ std::optional<Outbox::Time> Outbox::flush(Time now) {
   };
   while (const auto item = queue_->pop()) {
     auto node = frames_.extract(item->id);
+    const auto [first, last] = large_.equal_range(piece_of(node.mapped().frame.header));
+    const auto noted = std::find_if(first, last, [&](const auto& entry) { return entry.second == item->id; });
+    if (noted != last) large_.erase(noted);
     auto& [bytes, frames] = fused[item->destination];
     const Span traced = leave_queue(item->destination, node.mapped());
     if (node.mapped().frame.header.kind == Kind::kPush) {

@@ -32,8 +32,11 @@ class Outbox {
   Outbox(transport::Messenger& messenger, std::shared_ptr<Loop> loop, transport::Role role,
          std::uint32_t peers, std::uint32_t first, Limits limits, Tracer tracer = {});
 
-  /// Queues a frame to peer `rank`; header.priority orders it.
+  /// Queues a frame to peer `rank`; header.priority orders it. One with much payload that waits here already
+  /// is not queued again: on a slow link a request is repeated before its first copy has left.
   void add(std::uint32_t rank, transport::Frame frame);
+  /// Whether such a frame waits here: with this header, and as much payload.
+  bool holds(std::uint32_t rank, const transport::FrameHeader& header, std::size_t payload_bytes) const;
   /// From now on what goes to peer `rank`, also what waits, is sent to peer `mirror`, on the other's behalf.
   void replace(std::uint32_t rank, std::uint32_t mirror);
   /// Sends what credit allows, to servers also what the window does. Returns when to call this again, where
@@ -55,6 +58,7 @@ class Outbox {
   struct Waiting {
     transport::Frame frame;
     TraceClock::time_point since;
+    std::uint32_t rank = 0;  ///< of the peer
   };
   /// What is noted of a frame that has left the queue: its send's span, to be ended.
   Span leave_queue(std::uint32_t rank, const Waiting& waiting) const;
@@ -75,6 +79,7 @@ class Outbox {
   Tracer tracer_;
   std::unordered_map<std::uint32_t, std::uint32_t> mirrors_;  ///< of peers that are replaced
   std::unordered_map<std::uint64_t, Waiting> frames_;
+  std::unordered_multimap<std::uint64_t, std::uint64_t> large_;  ///< of those in frames_, by piece
   std::vector<Waiting> local_;
   std::uint64_t next_id_ = 0;
 };

@@ -115,6 +115,12 @@ bool Server::wait_for(std::chrono::milliseconds timeout) {
   return true;
 }
 
+void Server::copy_payloads_of(std::uint32_t worker) {
+  std::vector<Ticket> copied;
+  for (auto& shard : shards_) copied.push_back(shard->copy_payloads_of(worker));
+  for (const Ticket& one : copied) one.wait();
+}
+
 void Server::serve_on() {
   if (serving_on_.joinable()) return;
   const auto leave_last = [this] {

@@ -35,6 +35,9 @@ class Server final : private transport::Sink {
   void wait();
   /// As wait(), for at most timeout; returns false when it is not over yet.
   bool wait_for(std::chrono::milliseconds timeout);
+  /// For a Server in the process of this worker, which sends no more: holds copies of what has come from it,
+  /// and not its callers' memory. Blocks until then.
+  void copy_payloads_of(std::uint32_t worker);
   /// For a Server whose own worker has left: goes on serving the others, on a thread of its own, and leaves
   /// once they have left, too, or the job has failed. Idempotent.
   void serve_on();

@@ -74,6 +74,16 @@ Ticket ServerShard::sent() {
   return ticket;
 }
 
+Ticket ServerShard::copy_payloads_of(std::uint32_t worker) {
+  Ticket ticket;
+  loop_->post([this, worker, ticket] {
+    aggregator_.copy_payloads_of(worker);
+    blobs_.copy_bytes_of(worker);
+    ticket.succeed();
+  });
+  return ticket;
+}
+
 void ServerShard::forget_worker(std::uint32_t rank, const std::string& error) {
   loop_->post([this, rank, error] { leaving_.emplace(rank, error); });
 }

@@ -52,6 +52,8 @@ class ServerShard {
   void answer(transport::Frame frame);
   /// Done when every answer is with the Messenger.
   Ticket sent();
+  /// As Server's; done when it has.
+  Ticket copy_payloads_of(std::uint32_t worker);
   /// The goodbye comes through the scheduler and may overtake the worker's last frames: acts on it a tick
   /// later. error: what has ended it, if an error has.
   void forget_worker(std::uint32_t rank, const std::string& error);

@@ -41,6 +41,7 @@ from gradwire.stores.checkpoint import Restored
 from gradwire.stores.rendezvous import KnownAddress, Place
 from gradwire.stores.store import KVStore
 from gradwire.stores.torch_group import Group
+from gradwire.timeline.recorder import folder_of_job
 
 __all__ = [
     "AbstractKVStore",
@@ -256,7 +257,10 @@ def join_group(group: Group, *, timeout: float | None = None) -> KVStore:
             "kv.join_group: the backend of this process group has no store through which ranks could find each other; "
             "set GRADWIRE_MASTER=tcp://HOST:PORT, alike on all ranks, to a free port of rank 0's host"
         )
-    return _join_at(place, _with_timeout(here, timeout), group.rank, group.size)
+    here = _with_timeout(here, timeout)
+    if here.timeline is not None and group.ranks:
+        here = dataclasses.replace(here, timeline=folder_of_job(here.timeline, group.ranks[0]))
+    return _join_at(place, here, group.rank, group.size, group.world_rank)
 
 
 def _with_timeout(here: settings.Settings, timeout: float | None) -> settings.Settings:
@@ -267,7 +271,9 @@ def _with_timeout(here: settings.Settings, timeout: float | None) -> settings.Se
     return dataclasses.replace(here, **dict.fromkeys(names, timeout))  # type: ignore[arg-type]
 
 
-def _join_at(place: Place, given: settings.Settings, rank: int, num_workers: int) -> KVStore:
+def _join_at(
+    place: Place, given: settings.Settings, rank: int, num_workers: int, measured_rank: int | None = None
+) -> KVStore:
     settings.warn_unknown_variables()
     here = dataclasses.replace(
         given, master=None, scheduler=None, rank=rank, num_workers=num_workers, num_servers=0
@@ -275,6 +281,8 @@ def _join_at(place: Place, given: settings.Settings, rank: int, num_workers: int
     with _measured(here, is_local=False) as begin:
         store = KVStore("allreduce", connect.open_peers(here, place), here)
         _enlist(store)
+        if measured_rank is not None:
+            store.measured_rank = measured_rank
         begin(store)
     store.report_joined()
     return store

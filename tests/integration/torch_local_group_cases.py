@@ -12,6 +12,7 @@ import math
 import os
 import pickle
 import shutil
+import time
 import warnings
 from pathlib import Path
 from typing import Any
@@ -463,6 +464,28 @@ def shards_of_several_saves_or_of_other_numbers_are_refused() -> None:
     with pytest.raises((RuntimeError, gw.DecodeError), match="shard-1-of-2"):
         gw.torch.load_checkpoint(saves[0], *start())
     leave_the_store()
+
+
+@case
+def what_each_rank_leaves_has_a_name_of_its_own() -> None:
+    leave_the_store()
+    folder = Path(shared_folder())
+    os.environ |= {"GRADWIRE_METRICS": f"textfile:{folder}", "GRADWIRE_TIMELINE": str(folder / "trace")}
+    try:
+        wrapped, _ = hooked(make_net(), "int8")
+        train(wrapped)
+        own = folder / f"gradwire-rank-{dist.get_rank()}.prom"
+        until = time.monotonic() + 60
+        while not own.exists():  # a thread writes it, and removes it at the end
+            assert time.monotonic() < until
+            time.sleep(0.01)
+        assert f'rank="{dist.get_rank()}"' in own.read_text()
+        leave_the_store()
+    finally:
+        del os.environ["GRADWIRE_METRICS"], os.environ["GRADWIRE_TIMELINE"]
+    dist.barrier()
+    for job in (folder / "trace", folder / "trace" / "job-of-rank-1"):
+        assert {"worker-0.jsonl", "worker-1.jsonl"} <= {path.name for path in job.iterdir()}
 
 
 @case

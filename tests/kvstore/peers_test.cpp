@@ -2,10 +2,13 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <filesystem>
 #include <fstream>
 #include <latch>
+#include <memory>
 #include <string>
+#include <thread>
 
 #include "tests/kvstore/job.h"
 #include "tests/kvstore/sums.h"
@@ -196,6 +199,24 @@ TEST(PeersEnd, TheServerOfAWorkerWhoseJobHasFailedEndsWithClose) {
     engine.close();
     EXPECT_EQ(threads_named("gw aggregator"), of_both / 2);
     counted.count_down();
+  });
+}
+
+// Its server keeps the push, and must not keep the caller's memory.
+TEST(PeersEnd, WhatAWorkerHasPushedOutlastsItsMemory) {
+  run_peers({2}, [](Engine& engine) {
+    const auto keys = engine.declare(std::vector<KeySpec>{{"w", {200'000}}});
+    auto values = std::make_unique<std::vector<float>>(200'000, static_cast<float>(1 + engine.rank()));
+    if (engine.rank() == 1) {
+      std::this_thread::sleep_for(2'500ms);
+      engine.push_pull(keys[0], *values, *values, 0).wait();
+      EXPECT_EQ(*values, std::vector<float>(200'000, 3.0F));
+      return;
+    }
+    engine.push_pull(keys[0], *values, *values, 0);
+    engine.close();
+    std::ranges::fill(*values, -1000.0F);
+    values.reset();
   });
 }
 

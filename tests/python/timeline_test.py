@@ -14,7 +14,7 @@ from gradwire.timeline import clocks, picture
 from gradwire.timeline.command import conclusions, reservations
 from gradwire.timeline.merge import merge, merge_folder
 from gradwire.timeline.part import Part, Reading, read_part
-from gradwire.timeline.recorder import Recorder
+from gradwire.timeline.recorder import Recorder, folder_of_job
 from gradwire.timeline.recording import Recording
 from gradwire.timeline.span import STAGES, Process, Span, Timeline
 from gradwire.timeline.steps import steps_of, union
@@ -211,6 +211,26 @@ def test_a_recording_makes_no_folder_and_removes_parts_alone(tmp_path: Path) -> 
     (parts / "worker-0.jsonl").write_text(HEAD)
     assert recording.finish(print)
     assert not parts.exists()
+
+
+def test_each_job_that_ranks_have_formed_gets_a_file(tmp_path: Path) -> None:
+    recording = Recording(tmp_path / "out.json")
+    for rank in (0, 2):
+        folder = Path(folder_of_job(str(recording.folder), rank))
+        folder.mkdir()
+        (folder / "worker-0.jsonl").write_text(HEAD)
+    said: list[str] = []
+    assert recording.finish(said.append)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["out.job-of-rank-2.json", "out.json"]
+    assert "those of the other jobs that its ranks have formed are in" in said[1]
+    (recording.folder / "job-of-rank-1").mkdir(parents=True)  # of a launcher that was killed
+    (recording.folder / "job-of-rank-1" / "worker-0.jsonl").write_text(HEAD)
+    Recording(tmp_path / "out.json")
+    assert not recording.folder.exists()
+    (recording.folder / "job-of-rank-1").mkdir(parents=True)
+    (recording.folder / "job-of-rank-1" / "thesis.tex").write_text("mine")
+    with pytest.raises(ValueError, match=r"thesis\.tex is not part of a trace"):
+        Recording(tmp_path / "out.json")
 
 
 def test_a_recording_refuses_a_folder_that_holds_something_else(tmp_path: Path) -> None:

@@ -105,6 +105,7 @@ void NcclSums::run(const NcclPort::Id& id) {
   }
   under_way_.clear();  // here, where the device is the current one
   free_slots_.clear();
+  small_slots_.clear();
   port_.reset();
   const std::lock_guard lock(mutex_);
   has_ended_ = true;
@@ -224,7 +225,8 @@ void NcclSums::finish_done() {
   // From the front only: operations end in the order of one stream, and Dones are called in it.
   while (!under_way_.empty() && is_done(under_way_.front())) finish_first();
   // The oldest one is enough, since the others began later.
-  if (!under_way_.empty()) check_deadline(under_way_.front());
+  if (!under_way_.empty()) return check_deadline(under_way_.front());
+  small_slots_.clear();  // not earlier: this thread would wait for the other ranks, and look at no deadline
 }
 
 void NcclSums::finish_first() {
@@ -268,7 +270,10 @@ std::unique_ptr<NcclPort::Slot> NcclSums::take_slot(std::size_t size_bytes) {
   const auto fits = [&](const auto& slot) { return slot->bytes().size() >= size_bytes; };
   auto found = std::ranges::find_if(free_slots_, fits);
   if (found == free_slots_.end()) {
-    if (!free_slots_.empty()) free_slots_.pop_back();  // too small: a larger one takes its place
+    if (!free_slots_.empty()) {  // too small: a larger one takes its place
+      small_slots_.push_back(std::move(free_slots_.back()));
+      free_slots_.pop_back();
+    }
     free_slots_.push_back(port_->make_slot(std::max(std::bit_ceil(size_bytes), kSmallestSlotBytes)));
     found = free_slots_.end() - 1;
   }

@@ -96,6 +96,7 @@ class NcclSums {
   std::unique_ptr<NcclPort> port_;
   std::deque<Operation> under_way_;
   std::vector<std::unique_ptr<NcclPort::Slot>> free_slots_;
+  std::vector<std::unique_ptr<NcclPort::Slot>> small_slots_;  // to be freed: that waits for the whole device
   BufferPool pool_;
 
   std::mutex mutex_;                 // guards what follows; not held while NCCL or a Done is called

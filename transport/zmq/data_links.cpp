@@ -336,6 +336,7 @@ ServerLinks::ServerLinks(Report report, const ZmqContext& context, const Listeni
     authenticator_->guard(router_);
     handles_.push_back(authenticator_->get());
   }
+  if (!key) router_.refuse_old_protocols();
   endpoint_ = start_listening(router_, listening);
   handles_.push_back(router_.get());
   handles_.push_back(watch_.get());

@@ -45,6 +45,8 @@ Scheduler::State::State(const ZmqOptions& options_)
   if (options.key && !is_ipc(options.scheduler)) {
     authenticator.emplace(context, *options.key);
     authenticator->guard(router);
+  } else {
+    router.refuse_old_protocols();
   }
   listening = scheduler_listening(options);
   endpoint = start_listening(router, listening);

@@ -30,19 +30,32 @@ void Scheduler::State::on_later_hello(const std::string& peer, const Caller& cal
   if (phase == Phase::kRegroup) tick_regroup(Clock::now());
 }
 
+namespace {
+
+/// Whether a node ends by itself, and not with its generation: it says no goodbye then.
+bool is_own_failure(const Frame& frame) {
+  if (frame.header.kind != Kind::kFailure) return false;
+  const bool is_of_membership = frame.header.key == static_cast<std::uint64_t>(FailureCause::kMembership);
+  return !is_of_membership || frame.header.step == static_cast<std::uint64_t>(Parting::kLeaves);
+}
+
+}  // namespace
+
 // Until it has noticed the end of its generation: it computes, and lives.
 void Scheduler::State::on_former(const std::string& peer, const Frame& frame) {
   const Peer& from = peers.at(peer);
-  if (frame.header.kind != Kind::kGoodbye) {
+  const bool has_failed = is_own_failure(frame);
+  if (!has_failed && frame.header.kind != Kind::kGoodbye) {
     // It lives: the longer of the two patiences holds for it, since it may be in a long computation.
     if (phase == Phase::kRegroup) next->heard(from.hello.member, Clock::now());
     if (frame.header.kind == Kind::kHeartbeat) on_heartbeat(peer, from, frame);
     return;
   }
-  // A hosted server's goodbye is its worker's affair, who says its own.
+  if (has_failed) log(from.name + ": " + payload_text(frame));
+  // A hosted server's end is its worker's affair, who says its own.
   const bool is_hosted = from.node.role == Role::kServer && !from.hello.pair.empty();
-  if (phase == Phase::kRegroup && !is_hosted) next->drop(from.hello.member);  // it left before it heard
-  sender.acknowledge_goodbye(peer);
+  if (phase == Phase::kRegroup && !is_hosted) next->drop(from.hello.member);  // it ended before it heard
+  if (!has_failed) sender.acknowledge_goodbye(peer);
 }
 
 void Scheduler::State::on_waiting(const std::string& peer, const Caller& caller, const Frame& frame) {

@@ -461,11 +461,14 @@ void ZmqMessenger::tick(Clock::time_point now) {
     }
     changed_.notify_all();
   } else if (now >= join_deadline_) {
-    on_failure("rendezvous: " + to_string(self_) + " has no connection with " + list_nodes(data_->awaited()) +
-                   "; check that its address can be reached from here, and else have it listen at another "
-                   "(GRADWIRE_BIND_HOST or GRADWIRE_INTERFACE on its host)" +
-                   descriptor_shortage(),
-               FailureCause::kDeadline);
+    const std::string text =
+        "rendezvous: " + to_string(self_) + " has no connection with " + list_nodes(data_->awaited()) +
+        "; check that its address can be reached from here, and else have it listen at another "
+        "(GRADWIRE_BIND_HOST or GRADWIRE_INTERFACE on its host)" +
+        descriptor_shortage();
+    on_failure(text, FailureCause::kDeadline);
+    // The others would hear of a closed connection, and not why.
+    scheduler_->send(Kind::kFailure, static_cast<std::uint64_t>(FailureCause::kFault), 0, text);
   }
 }
 

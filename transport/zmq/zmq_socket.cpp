@@ -213,6 +213,11 @@ void ZmqSocket::set(int option, const std::string& value) {
   if (zmq_setsockopt(socket_, option, value.data(), value.size()) != 0) throw_zmq("zmq: socket option");
 }
 
+// libzmq 4.3.4 asserts that it can hand on what such a peer calls itself (zmtp_engine.cpp,
+// process_routing_id_msg). It refuses these peers where a socket has a domain, of which it asks nobody where
+// no handler is.
+void ZmqSocket::refuse_old_protocols() { set(ZMQ_ZAP_DOMAIN, std::string("gradwire")); }
+
 std::string ZmqSocket::bind(const std::string& endpoint) {
   if (zmq_bind(socket_, endpoint.c_str()) != 0) throw_zmq("zmq: cannot listen on " + endpoint);
   std::array<char, 256> last{};

@@ -89,6 +89,10 @@ class ZmqSocket {
   std::optional<std::uint64_t> max_part_bytes() const;
   /// Of what is bound and connected from here on.
   void set_max_part_bytes(std::uint64_t bytes);
+  /// What is bound from here on takes peers of ZMTP 3 alone, which nodes are. One of an older protocol ends
+  /// the process if its first bytes come while the socket closes. Requires a context without
+  /// ZapAuthenticator.
+  void refuse_old_protocols();
   void set_linger(std::chrono::milliseconds time) { set(ZMQ_LINGER, static_cast<int>(time.count())); }
   /// Throws TransportError naming the endpoint. Returns the endpoint in use, its port filled in.
   std::string bind(const std::string& endpoint);

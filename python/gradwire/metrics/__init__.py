@@ -79,7 +79,7 @@ def start(
             f"metrics.start: no target was given: expected {forms}, a SummaryWriter or a function such as wandb.log"
         )
     local_rank = settings.read().local_rank
-    with _opened(targets, store.rank if local_rank is None else local_rank) as writers:
+    with _opened(targets, store.measured_rank if local_rank is None else local_rank) as writers:
         return Meter(store, writers, interval)
 
 

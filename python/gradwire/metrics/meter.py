@@ -31,10 +31,7 @@ class Store(Protocol):
     """What a Meter uses of a store."""
 
     meters: list[Any]
-
-    @property
-    def rank(self) -> int:
-        """From 0."""
+    measured_rank: int  # from 0
 
     @property
     def type(self) -> str:
@@ -72,7 +69,7 @@ class Meter:
         self._residuals_took = 0.0  # seconds
         step_count.watch()
         for writer in writers:
-            writer.begin(store.rank, store.type)
+            writer.begin(store.measured_rank, store.type)
         store.meters.append(self)
         self._thread: threading.Thread | None = None
         if interval is not None:

@@ -28,6 +28,7 @@ class Group:
         store: torch's, whose set(), get() and check() are used; None: the backend has none (mpi).
         name: tells the group's keys in the store from those of others.
         host, port: at which this process reaches the store; None: it is no TCPStore.
+        ranks: of torch's default group that they are; empty: as this process counts them.
     """
 
     rank: int
@@ -36,6 +37,12 @@ class Group:
     name: str
     host: str | None = None
     port: int | None = None
+    ranks: tuple[int, ...] = ()
+
+    @property
+    def world_rank(self) -> int:
+        """This process's rank in torch's default group."""
+        return self.ranks[self.rank] if self.ranks else self.rank
 
 
 def current(group: Any = None, ranks: Sequence[int] | None = None) -> Group | None:
@@ -65,6 +72,7 @@ def current(group: Any = None, ranks: Sequence[int] | None = None) -> Group | No
         name=f"gradwire/{digest}",
         host=at and at.host,
         port=at and at.port,
+        ranks=tuple(ranks),
     )
 
 

@@ -106,6 +106,8 @@ class Worker(AbstractKVStore):
         self.encoded_outside = EncodedOutside()  # of front ends that do not encode by the engine
         self.waited_seconds = 0.0  # in wait_until(), and of front ends that wait for their own sums
         self.meters: list[Any] = []  # of gradwire.metrics; close() stops them
+        # By which metrics name this process: torch's, where torch's ranks form several jobs.
+        self.measured_rank = engine.rank
         traced = values.timeline is not None and not (self._is_local and values.is_in_a_job)
         self._recorder = Recorder(engine, kind, str(values.timeline)) if traced else None
 

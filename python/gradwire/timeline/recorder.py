@@ -10,7 +10,13 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from gradwire import _core
 
+OTHER_JOBS = "job-of-rank-*"  # folders of parts, where the ranks of one launch have formed several jobs
 _CLOCK_SECONDS = 2.0  # in which the servers' clocks are read, or not at all
+
+
+def folder_of_job(folder: str, rank: int) -> str:
+    """Returns where the job that this rank of the launch leads leaves its parts: beside those of rank 0's job."""
+    return folder if rank == 0 else str(Path(folder, OTHER_JOBS.replace("*", str(rank))))
 
 
 class Recorder:

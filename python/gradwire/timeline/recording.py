@@ -11,6 +11,7 @@ from pathlib import Path
 from gradwire.terminal.json_option import check_folder
 from gradwire.timeline.command import reservations
 from gradwire.timeline.merge import merge_folder
+from gradwire.timeline.recorder import OTHER_JOBS
 from gradwire.timeline.trace_event import write_trace
 
 _MARK = ".mark"
@@ -89,11 +90,18 @@ class Recording:
             self._remove_empty()
 
     def finish(self, report: Callable[[str], None]) -> bool:
-        """Merges the parts and removes them. Returns whether there is a timeline, and reports what it is or lacks."""
+        """Merges the parts and removes them. Returns whether there is a timeline, and reports what it is or lacks.
+
+        Where ranks have formed several jobs, each has a file.
+        """
+        others = []
         try:
             self._take_from_here()
             timeline = merge_folder(self.folder)
             write_trace(timeline, self._file)
+            for folder in sorted(self.folder.glob(OTHER_JOBS)):
+                others.append(self._file.with_stem(f"{self._file.stem}.{folder.name}"))
+                write_trace(merge_folder(folder), others[-1])
         except (ValueError, OSError) as error:
             report(str(error))
             self._remove_empty()
@@ -104,6 +112,8 @@ class Recording:
             f"the timeline is in {self._file}: open it at https://ui.perfetto.dev, or see gradwire timeline "
             f"{self._file}"
         )
+        if others:
+            report(f"those of the other jobs that its ranks have formed are in {', '.join(map(str, others))}")
         for text in reservations(timeline):
             report(text)
         return True
@@ -129,7 +139,9 @@ class Recording:
                 f"run: --timeline {self._file}: {self.folder} is in the way of its parts: expected a folder of them, "
                 "or nothing; move it away or name another file"
             )
-        found = sorted(self.folder.iterdir())
+        folders = [folder for folder in self.folder.glob(OTHER_JOBS) if folder.is_dir()]
+        found = [path for folder in (*folders, self.folder) for path in sorted(folder.iterdir())]
+        found = [path for path in found if path not in folders]
         for path in found:
             if path.is_dir() or path.suffix not in _PARTS:
                 raise ValueError(
@@ -138,4 +150,5 @@ class Recording:
                 )
         for path in found:
             path.unlink()
-        self.folder.rmdir()
+        for folder in (*folders, self.folder):
+            folder.rmdir()

@@ -101,7 +101,14 @@ class StreamsDevice final : public Device {
   explicit StreamsDevice(std::string without = {}) : without_(std::move(without)) {}
 
   std::string name() const override { return "streams"; }
-  void use() const override {}
+  int use() const override { return std::exchange(in_use(), kNumber); }
+  void restore(int before) const noexcept override { in_use() = before; }
+  /// The calling thread's device.
+  static int& in_use() {
+    thread_local int number = 0;
+    return number;
+  }
+  static constexpr int kNumber = 7;
   std::unique_ptr<DeviceCodec> twin(const CodecSpec& spec) const override {
     return spec.name == without_ ? nullptr : make_thrust_twin<StreamsBackend>(spec);
   }

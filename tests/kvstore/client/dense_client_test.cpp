@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <map>
 #include <stdexcept>
 #include <string>
 #include <utility>
@@ -258,12 +259,41 @@ TEST_F(Parts, GoInTheOrderOfSubmissionWhereALibrarySums) {
       client_->send(tensors_[0], part, Kind::kPush, {text_payload("x")});
   });
   EXPECT_THAT(end_.take_sent(), IsEmpty()) << "part 0 comes first";
+  EXPECT_THAT(end_.retry_after(WorkerEnd::kRetry), IsEmpty()) << "what has not gone cannot be missed";
   end_.do_in_loop([&] { client_->send(tensors_[0], 0, Kind::kPush, {text_payload("x")}); });
   const auto sent = end_.take_sent();
   std::vector<std::pair<KeyId, std::uint64_t>> order;
   for (const SentFrame& each : sent) order.emplace_back(each.frame.header.key, each.frame.header.offset);
   EXPECT_THAT(order, testing::UnorderedElementsAre(std::pair(0, 0), std::pair(0, 8), std::pair(0, 16),
                                                    std::pair(1, 0)));
+  EXPECT_THAT(end_.retry_after(4 * WorkerEnd::kRetry), Each(of(Kind::kProbe)));
+}
+
+// A question is small, and overtakes a push that waits for credit.
+TEST_F(Parts, APushThatStillWaitsToLeaveIsNotSentTwice) {
+  const std::string large(1 << 20, 'x');  // all credit
+  end_.do_in_loop([&] {
+    Operation push;
+    push.verb = Verb::kPush;
+    begin(tensor(), std::move(push), tensors_, end_.pending);
+    for (std::size_t part = 0; part < 3; ++part)
+      client_->send(tensor(), part, Kind::kPush, {text_payload(large)});
+    end_.outbox.flush(WorkerEnd::Clock::now());
+    for (const TensorPart& part : tensor().parts) {
+      FrameHeader probe;
+      probe.offset = part.part.offset;
+      probe.count = part.part.count;
+      probe.step = tensor().step - 1;
+      Frame missing = answer_to(probe, Kind::kMissing);
+      client_->handle({Role::kServer, part.part.server}, std::move(missing));
+    }
+  });
+  std::map<std::uint64_t, int> times;
+  for (int i = 0; i < 4; ++i) {  // each time what was sent gives its credit back
+    for (const SentFrame& each : end_.take_sent()) ++times[each.frame.header.offset];
+  }
+  EXPECT_EQ(times[16], 2) << "server 1's only one had left";
+  EXPECT_EQ(times[0] + times[8], 3) << "of server 0's two, one had left";
 }
 
 TEST_F(Parts, APushSaysHowItTravels) {

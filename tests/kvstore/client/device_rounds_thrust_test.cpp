@@ -491,5 +491,24 @@ TEST(DeviceRounds, ADeviceThatFailsIsSaidByTheTicket) {
       testing::ThrowsMessage<transport::TransportError>(HasSubstr("illegal memory access")));
 }
 
+TEST(DeviceRounds, ACallersThreadKeepsTheDeviceThatItHad) {
+  const auto device = std::make_shared<StreamsDevice>();
+  run_peers({1}, [&](Engine& engine) {
+    StreamsDevice::in_use() = 3;
+    const auto keys = engine.declare(std::vector<KeySpec>{{"a", {100}}, {"b", {100}}});
+    std::vector<float> values(100, 1.0F);
+    DeviceNumbers there(device, values), slot(device, values);
+    engine.push_pull(keys[0], there.span(), there.span(), 0, 1, there.place()).wait();
+    engine.push(keys[0], there.span(), 0, there.place());
+    engine.pull(keys[0], there.span(), 0, there.place()).wait();
+    engine.slots().bind({&keys[1], 1}, std::vector<ArrayView>{slot.span()}, device);
+    engine.slots().mark_ready(0, slot.place().stream);
+    EXPECT_TRUE(engine.slots().drain_for(std::chrono::seconds(20)));
+    EXPECT_EQ(StreamsDevice::in_use(), 3);
+    engine.close();
+    EXPECT_EQ(StreamsDevice::in_use(), 3);
+  });
+}
+
 }  // namespace
 }  // namespace gradwire::kvstore

@@ -9,6 +9,7 @@
 #include <cstring>
 #include <latch>
 #include <mutex>
+#include <thread>
 
 #include "kvstore/collectives/collectives.h"
 #include "tests/kvstore/placement/hosts.h"
@@ -372,6 +373,38 @@ TEST(Hierarchy, RanksThatDifferAreToldSo) {
     }
   });
   EXPECT_EQ(refused, 2);
+}
+
+TEST_P(HierarchyPlacement, ALeaderThatEndsSendsItsHostsLastSumFirst) {
+  run(kTwoByTwo, [](Engine& engine) {
+    const auto keys = engine.declare(std::vector<KeySpec>{{"w", {1000}}});
+    std::vector<float> values(1000, static_cast<float>(1 + engine.rank()));
+    if (engine.rank() == 0) {
+      engine.push(keys[0], values, 0);
+      return;  // and ends, before its mate has pushed
+    }
+    if (engine.rank() == 1) std::this_thread::sleep_for(2'500ms);
+    engine.push_pull(keys[0], values, values, 0).wait();
+    EXPECT_EQ(values, std::vector<float>(1000, 1 + 2 + 3 + 4));
+  });
+}
+
+TEST(HierarchyBits, DoNotDependOnTheCutWhateverACodecDraws) {
+  for (const std::string codec : {"qsgd", "terngrad", "natural", "randomk:ratio=0.1"}) {
+    std::vector<std::vector<float>> results;
+    for (const std::uint64_t partition : {std::uint64_t{1} << 18, std::uint64_t{1} << 17}) {
+      JobSize size;
+      size.engine.partition_elements = partition;
+      run_hosts(size, kTwoByTwo,
+                training(
+                    codec, "fp32",
+                    [](unsigned step, std::size_t n, std::uint32_t rank) {
+                      return random_floats(n, 10 * step + rank);
+                    },
+                    results.emplace_back()));
+    }
+    EXPECT_EQ(results[0], results[1]) << codec;
+  }
 }
 
 }  // namespace

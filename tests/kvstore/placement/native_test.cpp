@@ -258,5 +258,49 @@ TEST(Native, AfterDetachNoPushedMemoryIsRead) {
   EXPECT_EQ(released, 3);
 }
 
+// A push that is encoded early waits for its turn here, longer than a question about it would.
+TEST(Native, WhatWaitsForItsTurnIsNotSentOutOfTurn) {
+  JobSize size{2};
+  size.engine.retry_timeout = std::chrono::milliseconds(50);
+  run_native(size, [](Engine& engine) {
+    // Of equal sizes, so that a library can mix them up.
+    const auto keys = engine.declare(std::vector<KeySpec>{{"a", {1000}}, {"b", {1000}}});
+    if (engine.rank() == 1) std::this_thread::sleep_for(std::chrono::milliseconds(600));
+    const auto value = static_cast<float>(1 + engine.rank());
+    const std::vector<float> first(1000, value), second(1000, 10 * value), other(1000, 100 * value);
+    engine.push(keys[0], first, 0);
+    engine.push(keys[0], second, 0);
+    engine.push(keys[1], other, 0);
+    std::vector<float> a(1000), b(1000);
+    engine.pull(keys[0], a, 0).wait();
+    engine.pull(keys[1], b, 0).wait();
+    EXPECT_EQ(a, std::vector<float>(1000, 30.0F));
+    EXPECT_EQ(b, std::vector<float>(1000, 300.0F));
+  });
+}
+
+// As over servers: that a worker is slow is no failure.
+TEST(Native, AWorkerThatEndsWaitsForThoseThatHaveNotPushedYet) {
+  run_native({3}, [](Engine& engine) {
+    const auto keys = engine.declare(std::vector<KeySpec>{{"w", {1000}}});
+    const std::vector<float> grad(1000, 1.0F);
+    if (engine.rank() == 1) std::this_thread::sleep_for(std::chrono::milliseconds(2'700));
+    engine.push(keys[0], grad, 0);
+    if (engine.rank() != 1) return;  // and ends
+    std::vector<float> sum(1000);
+    engine.pull(keys[0], sum, 0).wait();
+    EXPECT_EQ(sum, std::vector<float>(1000, 3.0F));
+  });
+}
+
+TEST(Native, APushThatOthersNeverMakeDoesNotKeepItsWorker) {
+  run_native({2}, [](Engine& engine) {  // ends long before slow_abort, half an hour
+    const auto keys = engine.declare(std::vector<KeySpec>{{"w", {1000}}});
+    const std::vector<float> grad(1000, 1.0F);
+    engine.push(keys[0], grad, 0).wait();
+    if (engine.rank() == 0) engine.push(keys[0], grad, 0);
+  });
+}
+
 }  // namespace
 }  // namespace gradwire::kvstore

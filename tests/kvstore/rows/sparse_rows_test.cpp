@@ -6,10 +6,12 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
+#include <functional>
 #include <future>
 #include <limits>
 #include <map>
 #include <mutex>
+#include <numeric>
 #include <random>
 
 #include "kvstore/rows/sparse_rows.h"
@@ -479,6 +481,34 @@ TEST(SparseRows, ALibraryThatSumsHasNone) {
     } catch (const std::invalid_argument& error) {
       EXPECT_THAT(error.what(), HasSubstr("sparse rows: they need servers"));
     }
+  });
+}
+
+TEST(SparseRowsSize, WhatNoMessageHoldsIsRefusedBeforeItChangesAnything) {
+  JobSize size{2, 1};
+  size.engine.message_bytes = 8'000;
+  run_job(size, [](Engine& engine) {
+    engine.compression().set(compress::parse_spec("2bit:threshold=0.5"), "fp32");
+    const TableId table = engine.sparse().declare(std::vector{embedding()})[0];
+    Ids many(kRows);
+    std::iota(many.begin(), many.end(), 0);
+    const Values values(kRows * kWidth, 0.25F);
+    const auto refusal = [](const std::function<void()>& call) {
+      try {
+        call();
+      } catch (const std::invalid_argument& error) {
+        return std::string(error.what());
+      }
+      return std::string("taken");
+    };
+    EXPECT_THAT(refusal([&] { engine.sparse().push_pull(table, many, values, 0); }),
+                HasSubstr("push_pull: 101 rows of 148 bytes of table"));
+    EXPECT_THAT(refusal([&] { engine.sparse().pull(table, many, 0); }), HasSubstr("pull: 101 rows"));
+    const auto sum = [&] {
+      return wait_for(engine, engine.sparse().push_pull(table, Ids{5}, Values(kWidth, 0.25F), 0)).at(5);
+    };
+    EXPECT_EQ(sum(), Values(kWidth, 0.0F)) << "below the threshold: what was refused has left nothing";
+    EXPECT_EQ(sum(), Values(kWidth, 1.0F));
   });
 }
 

@@ -212,9 +212,11 @@ TEST(Outbox, SmallFramesShareAMessageAndALargeOneIsTheLastOfIts) {
   MessageCounter messenger(network.connect(kWorker));
   Outbox outbox(messenger, std::make_shared<Loop>(), Role::kServer, 1, 0,
                 {.credit_bytes = 1U << 20, .fusion_bytes = 256U << 10});
+  std::uint64_t step = 0;
   for (const std::size_t bytes : {1'000, 1'000, 1'000, 20'000, 20'000, 1'000}) {
     transport::Frame frame;
     frame.header.kind = transport::Kind::kPush;
+    frame.header.step = step++;
     frame.payload = transport::Buffer::allocate(bytes);
     outbox.add(0, std::move(frame));
   }
@@ -230,9 +232,10 @@ TEST(Outbox, PushesThatAreFarAheadWaitForAnswersOrForTime) {
   MessageCounter messenger(network.connect(kWorker));
   Outbox outbox(messenger, std::make_shared<Loop>(), Role::kServer, 1, 0,
                 {.credit_bytes = 1U << 30, .fusion_bytes = 0});
-  const auto add = [&] {
+  auto add = [&, step = std::uint64_t{0}]() mutable {
     transport::Frame frame;
     frame.header.kind = transport::Kind::kPush;
+    frame.header.step = step++;
     frame.payload = transport::Buffer::allocate(kBytes);
     outbox.add(0, std::move(frame));
   };
@@ -253,6 +256,35 @@ TEST(Outbox, PushesThatAreFarAheadWaitForAnswersOrForTime) {
   EXPECT_EQ(messenger.counts.size(), 8u) << "the others have caught up";
   outbox.all_answered();
   EXPECT_EQ(outbox.unanswered_bytes(0), 0u);
+}
+
+// On a slow link a request is repeated before its first copy has left.
+TEST(Outbox, ALargeFrameThatWaitsIsNotQueuedAgain) {
+  transport::InprocNetwork network(1, 1);
+  MessageCounter messenger(network.connect(kWorker));
+  Outbox outbox(messenger, std::make_shared<Loop>(), Role::kServer, 1, 0,
+                {.credit_bytes = 1U << 30, .fusion_bytes = 0});
+  const auto add = [&](std::uint32_t poster, std::size_t bytes) {
+    transport::Frame frame;
+    frame.header.kind = transport::Kind::kPost;
+    frame.header.codec_parameters[0] = poster;
+    frame.payload = transport::Buffer::allocate(bytes);
+    const transport::FrameHeader header = frame.header;
+    outbox.add(0, std::move(frame));
+    return outbox.holds(0, header, bytes);
+  };
+  constexpr std::size_t kLarge = 1U << 20;
+  EXPECT_TRUE(add(0, kLarge));
+  EXPECT_TRUE(add(0, kLarge));
+  add(1, kLarge);      // another's
+  add(0, kLarge + 1);  // another one
+  EXPECT_FALSE(add(0, 8)) << "small ones cost little, and are not looked for";
+  add(0, 8);
+  outbox.flush({});
+  EXPECT_EQ(messenger.counts.size(), 5u);
+  add(0, kLarge);
+  outbox.flush({});
+  EXPECT_EQ(messenger.counts.size(), 6u) << "its first copy has left, and may be lost";
 }
 
 }  // namespace

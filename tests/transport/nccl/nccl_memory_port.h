@@ -26,6 +26,8 @@ struct NcclMemory {
   std::atomic<bool> hangs_in_abort{false};
   std::atomic<int> begun{0};
   std::atomic<int> slots{0};
+  std::atomic<int> under_way{0};  ///< begun, and not seen to be done
+  std::atomic<int> freed_under_way{0};
   std::atomic<int> aborted{0};
   std::atomic<int> ended{0};
 };
@@ -53,7 +55,7 @@ class NcclMemoryPort final : public NcclPort {
 
   std::unique_ptr<Slot> make_slot(std::size_t size_bytes) override {
     ++memory_->slots;
-    return std::make_unique<Memory>(size_bytes);
+    return std::make_unique<Memory>(size_bytes, memory_);
   }
 
   void begin_all_reduce(Slot& slot, std::size_t elements, ElementType type) override {
@@ -72,6 +74,7 @@ class NcclMemoryPort final : public NcclPort {
     const auto result = std::as_const(memory.result->values).bytes();
     if (result.size() != memory.fetched) throw TransportError("fetch: another size than that of the result");
     std::memcpy(memory.values.data(), result.data(), result.size());
+    --memory_->under_way;
     return true;
   }
 
@@ -92,16 +95,22 @@ class NcclMemoryPort final : public NcclPort {
     std::atomic<bool> is_there{false};
   };
   struct Memory final : Slot {
-    explicit Memory(std::size_t size_bytes) : values(size_bytes) {}
+    Memory(std::size_t size_bytes, std::shared_ptr<NcclMemory> of_all)
+        : values(size_bytes), seen(std::move(of_all)) {}
+    ~Memory() override {  // as cudaFree, which waits for what the device does
+      if (seen->under_way > 0 && seen->aborted == 0) ++seen->freed_under_way;
+    }
     std::span<std::byte> bytes() override { return values; }
 
     std::vector<std::byte> values;
+    const std::shared_ptr<NcclMemory> seen;
     std::shared_ptr<Result> result;  // owners: this and the call under way
     std::size_t fetched = 0;
   };
 
   void begin(Slot& slot, std::size_t from, std::size_t size_bytes, std::optional<ElementType> type) {
     ++memory_->begun;
+    ++memory_->under_way;
     auto& memory = static_cast<Memory&>(slot);
     memory.result = std::make_shared<Result>();
     Buffer given = Buffer::allocate(size_bytes);

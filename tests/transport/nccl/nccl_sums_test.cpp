@@ -290,5 +290,31 @@ TEST(NcclPort, ThatCannotBeOpenedSaysWhy) {
   EXPECT_THAT(error, HasSubstr("'allreduce'"));
 }
 
+TEST(NcclSums, FreesNoMemoryWhileASumIsUnderWay) {
+  NcclJob job(2);
+  const auto errors = job.run([&](std::uint32_t rank, Collective& collective) {
+    NcclMemory& memory = job.memory(rank);
+    const auto small = [&] { return start(collective, buffer_of<int>({1}), ElementType::kInt32); };
+    const auto await_begun = [&](int count) {
+      while (memory.begun < count) std::this_thread::sleep_for(1ms);
+    };
+    memory.sums = false;
+    auto first = small(), second = small();
+    await_begun(2);  // in two slots
+    memory.sums = true;
+    EXPECT_EQ(values_of<int>(std::move(first)), std::vector<int>{2});
+    EXPECT_EQ(values_of<int>(std::move(second)), std::vector<int>{2});
+    memory.sums = false;
+    auto third = small();  // in one of them; the other is too small for what follows
+    auto large = start(collective, buffer_of(std::vector<int>(1 << 18, 1)), ElementType::kInt32);
+    await_begun(4);
+    memory.sums = true;
+    EXPECT_EQ(values_of<int>(std::move(third)), std::vector<int>{2});
+    EXPECT_EQ(values_of<int>(std::move(large)).size(), std::size_t{1} << 18);
+  });
+  EXPECT_THAT(errors, Each("no error"));
+  for (const std::uint32_t rank : {0U, 1U}) EXPECT_EQ(job.memory(rank).freed_under_way, 0);
+}
+
 }  // namespace
 }  // namespace gradwire::transport

@@ -356,5 +356,18 @@ TEST(ServerLinks, KeepsShortMessagesForTheRosterAndRefusesLongOnes) {
   EXPECT_THAT(answer->payload, HasSubstr("expected a worker of this job"));
 }
 
+// libzmq ends a process for what these say while their socket closes. Nodes speak ZMTP 3.
+TEST_F(Hostile, OldProtocolsAreTurnedAwayBeforeTheySayAnything) {
+  using namespace std::string_literals;
+  const std::string signature = "\xFF\0\0\0\0\0\0\0\x01\x7F"s;
+  for (const std::string& endpoint : both_endpoints()) {
+    for (const std::string& greeting : {"\x01\0"s, signature + "\0"s + "\x05"s, signature + "\x01\x05"s}) {
+      RawPeer peer(endpoint);
+      peer.write(greeting);
+      EXPECT_TRUE(peer.is_closed_by_peer());
+    }
+  }
+}
+
 }  // namespace
 }  // namespace gradwire::transport

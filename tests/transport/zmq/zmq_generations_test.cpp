@@ -315,5 +315,24 @@ TEST(ZmqGenerations, AWorkerThatWouldEndTheJobIsRefused) {
               HasSubstr("says on_failure=abort where the scheduler has on_failure=continue"));
 }
 
+// It says no goodbye, and would be awaited.
+TEST(ZmqGenerations, WhoFailsItselfWhileTheOthersMeetAgainIsNotAwaited) {
+  ZmqOptions job = lasting(3, 0);
+  job.regroup_timeout = 60s;  // longer than a rendezvous waits
+  Scheduler scheduler(job);
+  auto a = member_later(job, scheduler, Role::kWorker, "w0"),
+       b = member_later(job, scheduler, Role::kWorker, "w1"),
+       c = member_later(job, scheduler, Role::kWorker, "w2");
+  Joined first = a.get(), second = b.get(), survivor = c.get();
+  first->regroup("ended with OSError: no space left", Parting::kLeaves);
+  await_change(*second);
+  second->regroup("ended with KeyError: 'x'", Parting::kLeaves);
+  await_change(*survivor);
+  for (Joined* each : {&first, &second, &survivor}) each->reset();
+  survivor = member_later(job, scheduler, Role::kWorker, "w2").get();
+  EXPECT_EQ(survivor->world().workers, 1u);
+  EXPECT_EQ(survivor->world().generation, 2u);
+}
+
 }  // namespace
 }  // namespace gradwire::transport

@@ -376,5 +376,27 @@ TEST(ZmqLinks, LocalSocketsLeaveNoFileBehind) {
   std::filesystem::remove_all(folder);
 }
 
+TEST(ZmqRendezvous, WhoCannotReachAServerTellsTheOthersWhy) {
+  const ZmqOptions options = job_of(2, 1);
+  Scheduler scheduler(options);
+  RawPeer server(scheduler.endpoint());
+  server.handshake();
+  Hello hello;
+  hello.role = Role::kServer;
+  hello.workers = 2;
+  hello.servers = 1;
+  hello.endpoint = "tcp://127.0.0.1:9";  // the discard port: nobody listens
+  server.write_frame(control_header(Kind::kHello, {Role::kServer, kNoRank}, 0), to_text(hello));
+  ZmqOptions impatient = node_of(options, scheduler, Role::kWorker, 0);
+  impatient.rendezvous_timeout = 500ms;
+  auto worker0 = join_later(impatient);
+  auto worker1 = join_later(node_of(options, scheduler, Role::kWorker, 1));
+  const auto says_why = AllOf(HasSubstr("rendezvous: worker 0 has no connection with server 0"),
+                              HasSubstr("GRADWIRE_BIND_HOST"));
+  EXPECT_THAT(fate_of(worker0), says_why);
+  EXPECT_THAT(fate_of(worker1), says_why);
+  EXPECT_THAT(error_of([&] { scheduler.wait(); }), says_why);
+}
+
 }  // namespace
 }  // namespace gradwire::transport
