@@ -15,6 +15,7 @@ import shutil
 import time
 import warnings
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import gradwire as gw
@@ -22,6 +23,7 @@ import gradwire.torch
 import pytest
 import torch
 import torch.distributed as dist
+from gradwire.torch.ddp import local_shards
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -119,6 +121,41 @@ class Bag(nn.Module):
 
     def forward(self, rows: torch.Tensor) -> torch.Tensor:
         return self.last(self.table(rows))
+
+
+@case
+def a_bucket_is_sent_once_its_host_has_summed_it() -> None:
+    """At once on a CPU; on a GPU sums go on while backward() does, which changes no bit."""
+    summing = local_shards._reduce_scatter
+    sent: list[list[bool]] = []
+
+    def late(*arguments: Any, **options: Any) -> Any:
+        work = summing(*arguments, **options | {"async_op": True})
+        return SimpleNamespace(wait=work.wait, is_completed=lambda: False)
+
+    gradients = []
+    for reduce_scatter in (late, summing):
+        leave_the_store()
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(local_shards, "_reduce_scatter", reduce_scatter)
+            wrapped, state = hooked(make_net(), "int8", bucket_cap_mb=0.5)
+            train(wrapped)
+            exchange = state._join()
+            finish = exchange._finish
+
+            def look_and_finish(exchange: Any = exchange, finish: Any = finish) -> None:
+                sent.append([bucket.sent for bucket in exchange._waiting])
+                finish()
+
+            patch.setattr(exchange, "_finish", look_and_finish)
+            wrapped(input_of(9)).square().mean().backward()
+        gradients.append([p.grad.clone() for p in wrapped.parameters()])
+    late_ones, early_ones = sent
+    assert len(early_ones) > 1
+    assert not any(late_ones)
+    assert all(early_ones)
+    for one, other in zip(*gradients, strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=0)
 
 
 @case

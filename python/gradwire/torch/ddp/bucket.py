@@ -5,6 +5,8 @@ Threading: as BucketExchange.
 
 from __future__ import annotations
 
+import functools
+
 import torch
 from torch._C._distributed_c10d import GradBucket
 
@@ -16,9 +18,6 @@ from gradwire.torch.slots import encodable
 class Bucket:
     """
     Attributes:
-        runs: parameters of which this rank has something to send, each with its run: part of DDP's own memory where
-            gradients travel whole and the engine can take that; else of a copy, on the same device where codecs can
-            work there.
         buffer: DDP's memory.
         sent: whether the runs are on their way.
     """
@@ -38,11 +37,27 @@ class Bucket:
         self._dense = self.buffer.to_dense() if self.buffer.is_sparse else self.buffer
         # DDP too gives the buckets of complex parameters as real numbers, or as they are.
         self._flat = as_real(self._dense).reshape(-1)
+        self._keeps_halves = keeps_halves
         dtype = memory_dtype(self._flat.dtype, keeps_halves=keeps_halves)
-        own = shards.reduce_scatter(self._flat, self._parameters, dtype)
-        self._staged = encodable(own, keeps_halves=keeps_halves)
-        runs = shards.split(self._staged, self._parameters)
-        self.runs = [(p, run) for p, run in zip(self._parameters, runs, strict=True) if run.numel()]
+        self._sum = shards.begin_reduce_scatter(self._flat, self._parameters, dtype)
+
+    @property
+    def is_summed(self) -> bool:
+        """Whether the host's ranks have summed it: then runs are there without a wait."""
+        return self._sum.is_done
+
+    @functools.cached_property
+    def _staged(self) -> torch.Tensor:
+        """What this rank sends, and receives, on a device where codecs can work, or on the CPU."""
+        return encodable(self._sum.wait(), keeps_halves=self._keeps_halves)
+
+    @functools.cached_property
+    def runs(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """Parameters of which this rank has something to send, each with its run: part of DDP's own memory where
+        gradients travel whole and the engine can take that; else of a copy.
+        """
+        runs = self._shards.split(self._staged, self._parameters)
+        return [(p, run) for p, run in zip(self._parameters, runs, strict=True) if run.numel()]
 
     @property
     def parameters(self) -> list[torch.Tensor]:

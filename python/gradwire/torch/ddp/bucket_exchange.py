@@ -185,7 +185,7 @@ class BucketExchange:
         self._waiting.append(taken)
         _call_at_end_of_backward(self._on_backward_end)
         if self._sends_early:
-            self._send(taken)
+            self._send_summed()
         if bucket.is_last():
             self._finish()
         return taken.future
@@ -299,6 +299,14 @@ class BucketExchange:
             restored = _with_labels(self._restored, self._labels)
             self._exchange.load(restored, since=before)
             self._restored = _without(restored, self._labels)
+
+    def _send_summed(self) -> None:
+        """Sends the buckets that the host's ranks have summed, in their order: that of the last ones is still made."""
+        for bucket in self._waiting:
+            if not bucket.is_summed:
+                return
+            if not bucket.sent:
+                self._send(bucket)
 
     def _send(self, bucket: Bucket) -> None:
         bucket.sent = True

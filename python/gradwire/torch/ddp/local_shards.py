@@ -117,6 +117,31 @@ def _numbered_group(ranks: int, given: int) -> dist.ProcessGroup:
     return made[given]
 
 
+class Summing:
+    """A sum over the host's ranks: on a GPU it may be under way, while backward() goes on."""
+
+    def __init__(self, shards: torch.Tensor, packed: torch.Tensor | None = None, work: Any = None) -> None:
+        """
+        Args:
+            shards: what the sum is written to.
+            packed: what is summed; it is kept until then.
+            work: torch's. None: the sum is there.
+        """
+        self._shards, self._packed, self._work = shards, packed, work
+
+    @property
+    def is_done(self) -> bool:
+        """Whether wait() would return at once."""
+        return self._work is None or bool(self._work.is_completed())
+
+    def wait(self) -> torch.Tensor:
+        """Returns the sum. On a GPU only what is queued behind this call waits for it."""
+        if self._work is not None:
+            self._work.wait()
+            self._packed = self._work = None
+        return self._shards
+
+
 class LocalShards:
     """The shards of every gradient on the ranks of one host; of one rank without a group, which has all of it.
 
@@ -163,31 +188,33 @@ class LocalShards:
         begin = self.place * self._padded(parameter)
         return flat[begin : begin + self._elements(parameter)]
 
-    def reduce_scatter(
+    def begin_reduce_scatter(
         self, flat: torch.Tensor, parameters: Sequence[torch.Tensor], dtype: torch.dtype
-    ) -> torch.Tensor:
-        """Returns this rank's shards of the mean over the host's ranks, padded, one after the other; without a group
-        the bucket itself. A collective of the host's ranks.
+    ) -> Summing:
+        """Begins to make this rank's shards of the mean over the host's ranks, padded, one after the other; without a
+        group they are the bucket itself. A collective of the host's ranks.
 
         Args:
             flat: real (elements,): the gradients of these parameters, one after the other.
             dtype: in which ranks sum.
         """
         if self._group is None:
-            return flat
+            return Summing(flat)
         packed = flat.new_empty((self.count, sum(map(self._padded, parameters))), dtype=dtype)
         for run, columns in self._pairs(flat, packed, parameters):
             columns.copy_(F.pad(run, (0, columns.numel() - run.numel())).view(columns.shape))
         packed.div_(self.count)  # before the sum, as DDP does: float16 overflows later
         shards = packed.new_empty(packed.shape[1])
-        if shards.numel():
-            _reduce_scatter(shards, packed.view(-1), group=self._group)
-        return shards
+        if not shards.numel():
+            return Summing(shards)
+        # Gloo never says that a sum is done, so on a CPU it is awaited here.
+        work = _reduce_scatter(shards, packed.view(-1), group=self._group, async_op=flat.is_cuda)
+        return Summing(shards, packed, work)
 
     def all_gather(
         self, shards: torch.Tensor, flat: torch.Tensor, parameters: Sequence[torch.Tensor]
     ) -> torch.Tensor:
-        """Returns a bucket that has the shards of all ranks, as reduce_scatter() returned them, on any device. A
+        """Returns a bucket that has the shards of all ranks, as begin_reduce_scatter() made them, on any device. A
         collective of the host's ranks.
 
         Args:
@@ -204,7 +231,7 @@ class LocalShards:
         return flat
 
     def split(self, shards: torch.Tensor, parameters: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """Returns the shard of each parameter, without its padding, as a part of what reduce_scatter() returned."""
+        """Returns the shard of each parameter, without its padding, as a part of what begin_reduce_scatter() made."""
         runs = _split(shards, map(self._padded, parameters))
         return [run[: self._elements(p)] for run, p in zip(runs, parameters, strict=True)]
 
