@@ -3,6 +3,9 @@ is killed is named."""
 
 from __future__ import annotations
 
+import json
+import os
+import pty
 import signal
 import subprocess
 import sys
@@ -47,11 +50,13 @@ def launch(folder: Path) -> Iterator[Launch]:
     so that a worker which saves for longer does so in the grace that it has."""
     started: list[subprocess.Popen[str]] = []
 
-    def start(program: str, *options: str, stop_seconds: float = 0.01) -> subprocess.Popen[str]:
+    def start(
+        program: str, *options: str, stop_seconds: float = 0.01, output: int = subprocess.PIPE
+    ) -> subprocess.Popen[str]:
         patch = f"from gradwire.launch import supervisor; supervisor._STOP_SECONDS = {stop_seconds}"
         code = f"{patch}; from gradwire import cli; cli.main()"
         words = [sys.executable, "-c", code, "run", "-n", "2", "-s", "1", *options, "--", *python(program)]
-        launcher = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        launcher = subprocess.Popen(words, stdout=output, stderr=output, text=True)
         started.append(launcher)
         await_notes(folder, launcher, EVERYONE)
         return launcher
@@ -85,6 +90,30 @@ def test_workers_save_and_servers_serve_them(number: signal.Signals, folder: Pat
     ], err
     assert "asked all workers to end by SIGTERM; they have 30 s (--grace) to save" in err
     assert "worker 0 (pid" not in err
+    assert_none_left(folder, EVERYONE)
+
+
+@pytest.mark.parametrize(
+    ("number", "opened"),
+    [
+        pytest.param(signal.SIGTERM, os.pipe, id="which also ended `| tee`"),
+        pytest.param(signal.SIGHUP, pty.openpty, id="of a terminal that is closed"),
+    ],
+)
+def test_workers_save_though_nobody_sees_the_output_any_more(
+    number: signal.Signals, opened: Callable[[], tuple[int, int]], folder: Path, launch: Launch
+) -> None:
+    """The launcher could not say what it did, and killed the workers."""
+    record = folder / "record.json"
+    reader, writer = opened()
+    launcher = launch(SAVER, "--json", str(record), output=writer)
+    for end in (reader, writer):
+        os.close(end)
+    launcher.send_signal(number)
+    await_notes(folder, launcher, {"saving0", "saving1"})
+    (folder / "go").touch()
+    assert launcher.wait(SECONDS) == 128 + number
+    assert json.loads(record.read_text())["exit_code"] == 128 + number
     assert_none_left(folder, EVERYONE)
 
 

@@ -86,6 +86,19 @@ def test_a_log_on_a_full_disk_is_a_warning_and_the_others_are_kept(folder: Path)
     assert done.stderr == f"gradwire: {said[0]}\n"
 
 
+def test_a_job_whose_output_cannot_be_shown_goes_on(folder: Path) -> None:
+    words = [sys.executable, "-m", "gradwire.cli", "run", "-n", "1", "-s", "0", "--env", "FAKE_SECONDS=0"]
+    words += python("for line in range(100): print(line)\nnote('ended')")
+    with open("/dev/full", "wb") as full:
+        done = subprocess.run(words, stdout=full, stderr=subprocess.PIPE, text=True, timeout=SECONDS)
+    assert (folder / "ended.pid").exists()
+    assert (done.returncode, done.stderr) == (
+        0,
+        "gradwire: stdout cannot be written (No space left on device): the job goes on, and further lines are not "
+        "shown\n",
+    )
+
+
 def test_a_record_on_a_full_disk_is_named() -> None:
     with pytest.raises(OSError, match=r"^--json /dev/full cannot be written \(No space left on device\)$"):
         write_json({}, "/dev/full")

@@ -17,7 +17,8 @@ class Prefixer:
     """Writes lines as "[worker 1] text": stdout to one stream, stderr to another. Colour on a terminal only.
 
     Lines go out whole and at once, so lines of several processes never mix. The beginning of a line that waits for its
-    end (a prompt) is shown too; where another line comes between, the whole line is shown again.
+    end (a prompt) is shown too; where another line comes between, the whole line is shown again. A stream that cannot
+    be written any more is given up, and the job goes on.
     """
 
     def __init__(self, stdout: TextIO, stderr: TextIO) -> None:
@@ -27,15 +28,11 @@ class Prefixer:
         self._coloured = {name: stream.isatty() and not plain for name, stream in self._streams.items()}
 
     def __call__(self, line: Line) -> None:
-        stream = self._streams[line.stream]
-        stream.write(f"{self._head(line)}\n")
-        stream.flush()
+        _write(self._streams[line.stream], f"{self._head(line)}\n")
 
     def begin(self, line: Line) -> None:
         """Shows what has come of a line."""
-        stream = self._streams[line.stream]
-        stream.write(self._head(line))
-        stream.flush()
+        _write(self._streams[line.stream], self._head(line))
         self._begun = line
 
     def _head(self, line: Line) -> str:
@@ -47,9 +44,7 @@ class Prefixer:
             return line.text[len(begun.text) :]
         if begun.stream == line.stream:
             return f"\n{self._prefix(line)} {line.text}"
-        other = self._streams[begun.stream]
-        other.write("\n")
-        other.flush()
+        _write(self._streams[begun.stream], "\n")
         return f"{self._prefix(line)} {line.text}"
 
     def _prefix(self, line: Line) -> str:
@@ -61,6 +56,26 @@ class Prefixer:
 
 
 def say(text: str) -> None:
-    """Writes one line of gradwire's own to stderr."""
-    sys.stderr.write(f"gradwire: {text}\n")
-    sys.stderr.flush()
+    """Writes one line of gradwire's own to stderr, if that can be written."""
+    _write(sys.stderr, f"gradwire: {text}\n")
+
+
+def _write(stream: TextIO, text: str) -> None:
+    """Writes at once. If that fails (a closed terminal, a killed `| tee`, a full disk), gives up the stream: a job must
+    not end because nobody sees it, least of all before its workers have saved."""
+    try:
+        stream.write(text)
+        stream.flush()
+    except OSError as error:
+        _give_up(stream)
+        if stream is not sys.stderr:
+            say(
+                f"stdout cannot be written ({error.strerror}): the job goes on, and further lines are not shown"
+            )
+
+
+def _give_up(stream: TextIO) -> None:
+    """Points a stream at /dev/null, whoever writes to it. Else Python would try to write what it still holds at exit,
+    fail, and replace the exit code by 120."""
+    with open(os.devnull, "wb") as nowhere:
+        os.dup2(nowhere.fileno(), stream.fileno())

@@ -533,9 +533,9 @@ class _Run:
             return
         grace = self.job.settings.grace_period
         self._set_phase("saving", grace)
-        self.report(f"asked all workers to end by SIGTERM; they have {grace:g} s (--grace) to save")
-        for child in self._workers():
+        for child in self._workers():  # first of all: the signal may have taken away what shows the report
             child.hand_on(signal.SIGTERM)
+        self.report(f"asked all workers to end by SIGTERM; they have {grace:g} s (--grace) to save")
 
     def _kill_late(self, children: Sequence[Child], after: str) -> None:
         for child in children:
