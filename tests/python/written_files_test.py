@@ -67,6 +67,18 @@ def test_the_trial_leaves_nothing(tmp_path: Path) -> None:
         assert list((tmp_path / "logs").iterdir()) == []
 
 
+def test_output_of_an_earlier_job_is_removed_and_nothing_else(tmp_path: Path) -> None:
+    """A smaller job had left the files of ranks that it did not have, and those of ranks that wrote nothing."""
+    earlier = ["worker-0.stdout", "worker-11.stderr", "server-1.stderr", "worker.stdout", "scheduler.stderr"]
+    others = ["worker-0.stdout.old", "my-worker-0.stdout", "worker-x.stdout", "notes.txt"]
+    for name in earlier + others:
+        (tmp_path / name).write_text("earlier")
+    (tmp_path / "server-0.stdout").mkdir()
+    with OutputFolder(tmp_path, pytest.fail) as keep:
+        keep(Line("worker", 0, "stderr", "now"))
+    assert {path.name for path in tmp_path.iterdir()} == {*others, "server-0.stdout", "worker-0.stderr"}
+
+
 def test_a_log_on_a_full_disk_is_a_warning_and_the_others_are_kept(folder: Path) -> None:
     logs = folder / "logs"
     logs.mkdir()

@@ -311,7 +311,8 @@ def run(
         Path | None,
         typer.Option(
             metavar="DIR",
-            help="Write each process's output to DIR as well, as worker-0.stdout. Default: the terminal only.",
+            help="Write each process's output to DIR as well, as worker-0.stdout. Files of an earlier job are removed "
+            "there. Default: the terminal only.",
             rich_help_panel=_DEBUGGING,
         ),
     ] = None,

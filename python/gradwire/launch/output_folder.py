@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
@@ -11,9 +12,11 @@ from typing import TextIO
 from gradwire.launch.child import Line
 from gradwire.terminal.json_option import check_folder
 
+_NAME = re.compile(r"((worker|server)(-\d+)?|scheduler)\.std(out|err)")
+
 
 class OutputFolder:
-    """Appends lines to worker-0.stdout, worker-0.stderr, scheduler.stderr, ... Begins afresh what is there.
+    """Appends lines to worker-0.stdout, worker-0.stderr, scheduler.stderr, ... Removes those of an earlier job first.
 
     Lines are on disk as soon as they are taken, so that a job that is killed has left its last words. A file that
     cannot be written while the job runs (a full disk) is reported once, and the job goes on without it.
@@ -26,6 +29,7 @@ class OutputFolder:
         """
         try:
             check_folder(folder)
+            _remove_earlier(folder)
         except OSError as error:
             raise OSError(
                 f"run: --output-dir {folder} cannot be written ({error.strerror}): name another"
@@ -66,3 +70,11 @@ class OutputFolder:
     ) -> None:
         for file in self._files.values():
             self._close(file)
+
+
+def _remove_earlier(folder: Path) -> None:
+    """Removes what an earlier job has left: a process that writes nothing, or is not there this time, has no file. What
+    no job has made (a link) stays, and is written to."""
+    for path in folder.iterdir():
+        if _NAME.fullmatch(path.name) and path.is_file() and not path.is_symlink():
+            path.unlink()
