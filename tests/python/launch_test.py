@@ -378,10 +378,12 @@ def test_a_long_output_arrives_whole(folder: Path, recorder: Recorder) -> None:
     [
         (0, 0, ["true"], "run: 0 workers and 0 servers: expected at least 1 worker"),
         (1, -1, ["true"], "run: 1 workers and -1 servers"),
+        (10**12, None, ["true"], "run: 1000000000000 workers .* and at most 65536 of each"),
+        (1, 10**12, ["true"], "run: 1 workers and 1000000000000 servers: .* and at most 65536 of each"),
         (1, 0, [], "run: no command"),
     ],
 )
-def test_misuse(folder: Path, workers: int, servers: int, command: list[str], text: str) -> None:
+def test_misuse(folder: Path, workers: int, servers: int | None, command: list[str], text: str) -> None:
     with pytest.raises(ValueError, match=text):
         run_job(command, workers, servers)
 

@@ -15,12 +15,13 @@ import pytest
 from gradwire.launch import launchers
 from gradwire.launch import mpi as mpi_launch
 from gradwire.launch.child import Line, LocalHost
+from gradwire.launch.external_launcher import StarterJob
 from gradwire.launch.hosts import HostSlots
 from gradwire.launch.job import Job, Process, make_job
 from gradwire.launch.output_folder import OutputFolder
 from gradwire.launch.remote.ssh import GREETING, HostUnreachable, SshHost, forwarded, own_address, resolve
 from integration.processes import FOLDER_OF_MPIRUN
-from python.prepared_jobs import request
+from python.prepared_jobs import prepared, request
 
 HERE = LocalHost("10.0.0.9")
 
@@ -36,6 +37,15 @@ def test_workers_fill_slots_and_servers_take_the_hosts_that_are_left() -> None:
     assert [place("worker", rank) for rank in range(3)] == [hosts[0], hosts[0], hosts[1]]
     assert [place("server", rank) for rank in range(3)] == [hosts[2], hosts[3], hosts[2]]
     assert place("scheduler", 0) is HERE
+
+
+def test_a_host_may_have_any_number_of_slots(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A list of all slots filled the memory."""
+    place = launchers.placed([HostSlots("1", 10**15)], [host(1)], HERE, workers=3)
+    assert place("worker", 2) == host(1)
+    job = prepared(request("slurm", hosts=f"n1,n2:{10**15}", workers=3), monkeypatch)
+    assert isinstance(job, StarterJob)
+    assert job.hosts == ["n1", "n2", "n2"]
 
 
 def test_servers_share_the_hosts_of_workers_where_none_is_left() -> None:

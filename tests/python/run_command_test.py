@@ -148,6 +148,7 @@ def test_a_job_inside_another_does_not_go_on_because_that_one_does(monkeypatch: 
 @pytest.mark.parametrize(
     "words",
     [
+        *(["-n", "65537"], ["-s", "65537"]),
         ["-p", "0"],
         ["-i", "/no/such/key"],
         ["--start-timeout", "0"],

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from gradwire import codec_listing
+from gradwire.launch.counts import MOST_PROCESSES
 from gradwire.terminal.json_option import JsonOption, write_json
 
 if TYPE_CHECKING:
@@ -239,7 +240,16 @@ def run(
         list[str], typer.Argument(metavar="CMD...", help="Program and arguments of every worker.")
     ],
     workers: Annotated[
-        int, typer.Option("-n", "-np", "--num-workers", metavar="N", min=1, help="Number of workers.")
+        int,
+        typer.Option(
+            "-n",
+            "-np",
+            "--num-workers",
+            metavar="N",
+            min=1,
+            max=MOST_PROCESSES,
+            help="Number of workers.",
+        ),
     ],
     servers: Annotated[
         int | None,
@@ -248,6 +258,7 @@ def run(
             "--num-servers",
             metavar="N",
             min=0,
+            max=MOST_PROCESSES,
             help="Number of servers. Default: one per worker, which end quietly if the script's store needs none; 0 "
             "under mpi, slurm, sge, yarn and kubernetes.",
         ),

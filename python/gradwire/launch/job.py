@@ -11,6 +11,7 @@ from typing import TypeVar
 
 from gradwire.launch import inherited_environment, rendezvous
 from gradwire.launch.child import Deliver, Host, LocalHost, MakeSplitter, OwnLines
+from gradwire.launch.counts import MOST_PROCESSES
 from gradwire.launch.programs import find_server_program, refuse_launcher, require_program
 from gradwire.launch.remote.ssh import SshHost
 from gradwire.launch.stdin_program import reads_program_from_stdin
@@ -293,9 +294,12 @@ def make_job(
         ValueError: bad counts, no command, or a bad setting.
         FileNotFoundError: command, or gradwire-server, is not there.
     """
-    if workers < 1 or (servers is not None and servers < 0):
-        given = f"{workers} workers and {servers} servers"
-        raise ValueError(f"run: {given}: expected at least 1 worker and no negative number of servers")
+    count = workers if servers is None else servers
+    if not 1 <= workers <= MOST_PROCESSES or not 0 <= count <= MOST_PROCESSES:
+        raise ValueError(
+            f"run: {workers} workers and {count} servers: expected at least 1 worker, no negative number of servers, "
+            f"and at most {MOST_PROCESSES} of each"
+        )
     if not command:
         raise ValueError("run: no command: give the program that every worker runs")
     _check_stdin(command, workers, stdin_rank)
@@ -314,7 +318,6 @@ def make_job(
             f"workers' command, as in: gradwire plan -n {workers} -- {shlex.join(command)}"
         )
     chosen = settings.placement == "auto"
-    count = workers if servers is None else servers
     role_variables = inherited_environment.of_roles(role_env or {}, 0 if joins is not None else count)
     settings_of_roles = [settings_module.read(base | own) for own in role_variables.values()]
     _require_mirrors(settings, count)

@@ -5,12 +5,14 @@ from __future__ import annotations
 
 import contextlib
 import ipaddress
+import itertools
 import json
 import os
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import TypeVar
 
 from gradwire.launch import slurm as slurm_launch
 from gradwire.launch.child import Host, Line, LocalHost
@@ -26,6 +28,8 @@ from gradwire.launch.mpi import run_mpi_job
 from gradwire.launch.remote import ssh
 from gradwire.launch.supervisor import JobResult, run_job
 from gradwire.timeline.recording import Recording
+
+_Host = TypeVar("_Host")
 
 _LEAST_MEMORY = 1 << 20  # bytes
 _IN_THE_QUEUE = "86400s"  # until all of a job have left it: who waits longer says so
@@ -308,10 +312,16 @@ def _seen(request: Request) -> contextlib.AbstractContextManager[list[str]]:
     return contextlib.nullcontext(list[str]()) if request.recording is None else request.recording.seen()
 
 
+def _fill(rows: Sequence[HostSlots], hosts: Sequence[_Host], workers: int) -> list[_Host]:
+    """Returns each worker's host: workers fill the slots in order. Slots that are left may be billions."""
+    slots = (host for row, host in zip(rows, hosts, strict=True) for _ in range(row.slots))
+    return list(itertools.islice(slots, workers))
+
+
 def placed(rows: Sequence[HostSlots], hosts: Sequence[Host], here: Host, workers: int) -> Placement:
     """Workers fill the hosts' slots in order; servers go one after the other to the hosts that are left, or, if none
     is, to all; the scheduler stays here."""
-    of_workers = [host for row, host in zip(rows, hosts, strict=True) for _ in range(row.slots)][:workers]
+    of_workers = _fill(rows, hosts, workers)
     left = [host for host in hosts if host not in of_workers] or list(hosts)
 
     def place(role: str, rank: int) -> Host:
@@ -398,7 +408,7 @@ def _run_by_slurm(
             request.servers_to_start,
             env=request.env,
             role_env=request.role_env,
-            hosts=[row.name for row in rows for _ in range(row.slots)][: request.workers],
+            hosts=_fill(rows, [row.name for row in rows], request.workers),
             address=address,
             elsewhere=bool(others),
             looking=looking,
