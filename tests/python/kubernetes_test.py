@@ -105,6 +105,22 @@ def test_the_key_is_in_the_secret_alone(monkeypatch: pytest.MonkeyPatch) -> None
         assert json.loads(process.environment[DOCUMENTS])["items"]
 
 
+@pytest.mark.parametrize("where", ["environment", "--env"])
+def test_empty_settings_count_as_unset(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Servers and workers, which a queue may part, waited for each other for a minute alone."""
+    empty = dict.fromkeys(
+        ("GRADWIRE_PLACEMENT", "GRADWIRE_REPLICAS", "GRADWIRE_TIMELINE", "GRADWIRE_RENDEZVOUS_TIMEOUT"), ""
+    )
+    if where == "environment":
+        for name in empty:
+            monkeypatch.setenv(name, "")
+    made = items(env=empty if where == "--env" else {})
+    day = {"name": "GRADWIRE_RENDEZVOUS_TIMEOUT", "value": "86400s"}
+    assert day in container(made["Job worker"])["env"]
+    server = container(made["Job server"])["command"]
+    assert server[server.index("--rendezvous-timeout") + 1] == "86400"
+
+
 def test_a_job_that_is_not_encrypted_has_no_secret() -> None:
     made = items(env={"GRADWIRE_ENCRYPT": "off"})
     assert "Secret scheduler" not in made

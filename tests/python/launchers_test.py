@@ -147,6 +147,18 @@ def test_misuse(options: dict[str, Any], text: str) -> None:
         )
 
 
+@pytest.mark.parametrize("launcher", ["mpi", "slurm", "sge", "yarn"])
+def test_an_empty_variable_counts_as_unset(launcher: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was refused, as what such a launcher cannot have."""
+    empty = ("GRADWIRE_REPLICAS", "GRADWIRE_ON_FAILURE", "GRADWIRE_PLACEMENT", "GRADWIRE_RENDEZVOUS_TIMEOUT")
+    for variables in ({}, dict.fromkeys(empty, ""), {"GRADWIRE_ON_FAILURE": "Abort"}):
+        for name, text in variables.items():
+            monkeypatch.setenv(name, text)
+        hosts = "n1:2" if launcher == "mpi" else None
+        job = prepared(request(launcher, env=variables, hosts=hosts), monkeypatch)
+        assert job.settings.rendezvous_timeout == (86400 if launcher in ("sge", "yarn") else 60)
+
+
 def test_only_what_a_job_needs_goes_to_other_hosts() -> None:
     given = {
         "GRADWIRE_RANK": "1",

@@ -33,7 +33,7 @@ _OF_ALL_ROLES = (
 def surroundings() -> dict[str, str]:
     """Returns what a job that is started here has of this process's environment; inside another job, not whether that
     one goes on, nor where its ranks meet."""
-    of_another: tuple[str, ...] = _MEMBERSHIP if "GRADWIRE_ROLE" in os.environ else ()
+    of_another: tuple[str, ...] = _MEMBERSHIP if os.environ.get("GRADWIRE_ROLE") else ()
     if of_another or "TORCHELASTIC_RUN_ID" in os.environ:
         of_another += rendezvous.OF_TORCH
     return {name: text for name, text in os.environ.items() if name not in of_another}

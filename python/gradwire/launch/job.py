@@ -436,7 +436,7 @@ def _given_key(settings: Settings, joins: str | None) -> encryption.JobKey | Non
     if settings.encrypt == "off" or (joins is None and settings.on_failure == "abort"):
         return None
     # The key of the job that this process itself is of, is no other's.
-    text = "" if "GRADWIRE_ROLE" in os.environ else os.environ.get(encryption.VARIABLE)
+    text = "" if os.environ.get("GRADWIRE_ROLE") else os.environ.get(encryption.VARIABLE)
     return encryption.parse_job_key(text) if text else None
 
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TypeVar
 
+from gradwire.launch import inherited_environment
 from gradwire.launch import slurm as slurm_launch
 from gradwire.launch.child import Host, Line, LocalHost
 from gradwire.launch.clusters import kubernetes
@@ -22,11 +23,12 @@ from gradwire.launch.clusters.kubernetes_manifest import as_list
 from gradwire.launch.clusters.sge import SgeJob
 from gradwire.launch.clusters.yarn import YarnJob
 from gradwire.launch.hosts import HostSlots, is_this_machine, read_hosts
-from gradwire.launch.inherited_environment import surroundings
 from gradwire.launch.job import Placement
 from gradwire.launch.mpi import run_mpi_job
 from gradwire.launch.remote import ssh
 from gradwire.launch.supervisor import JobResult, run_job
+from gradwire.settings import definitions as settings
+from gradwire.settings.definitions import Settings
 from gradwire.timeline.recording import Recording
 
 _Host = TypeVar("_Host")
@@ -79,10 +81,13 @@ class Request:
     @property
     def cluster_env(self) -> dict[str, str]:
         """env, for a job that may wait in a queue, one part of it longer than another."""
-        patience = {
-            "GRADWIRE_RENDEZVOUS_TIMEOUT": os.environ.get("GRADWIRE_RENDEZVOUS_TIMEOUT", _IN_THE_QUEUE)
-        }
-        return patience | dict(self.env)
+        given = {**os.environ, **self.env}.get("GRADWIRE_RENDEZVOUS_TIMEOUT")
+        return {**self.env, "GRADWIRE_RENDEZVOUS_TIMEOUT": given or _IN_THE_QUEUE}
+
+    @property
+    def settings(self) -> Settings:
+        """Raises: ValueError: one of all processes' settings is bad."""
+        return settings.read(inherited_environment.of_job(self.env))
 
     @property
     def servers_to_start(self) -> int:
@@ -133,10 +138,9 @@ def _require_one_death_at_a_time(request: Request) -> None:
     """mpirun, srun and the clusters end all that they have started with the first that dies: no job goes on there."""
     if not find(request.launcher).one_death_ends_all:
         return
-    given = {**surroundings(), **request.env}
-    replicas, on_failure = given.get("GRADWIRE_REPLICAS", "0"), given.get("GRADWIRE_ON_FAILURE", "abort")
-    asked = [f"--replicas {replicas} (GRADWIRE_REPLICAS)"] if replicas != "0" else []
-    asked += [f"--on-failure {on_failure} (GRADWIRE_ON_FAILURE)"] if on_failure != "abort" else []
+    given = request.settings
+    asked = [f"--replicas {given.replicas} (GRADWIRE_REPLICAS)"] if given.replicas else []
+    asked += ["--on-failure continue (GRADWIRE_ON_FAILURE)"] if given.on_failure == "continue" else []
     asked += [f"--restarts {request.restarts}"] if request.restarts else []
     asked += [f"--join {request.joins}"] if request.joins else []
     if asked:
@@ -191,7 +195,7 @@ def _require_no_known_machines(request: Request) -> None:
             f"run: --sync-dst-dir {request.copy_to} needs --launcher ssh or mpi; machines of {launcher} are chosen "
             "after the job is submitted: put the files where all of them find them"
         )
-    if {**os.environ, **request.env}.get("GRADWIRE_PLACEMENT", "off") != "off":
+    if request.settings.placement == "auto":
         raise ValueError(
             f"run: --placement auto (GRADWIRE_PLACEMENT) with --launcher {launcher}: the machine of the "
             "rendezvous is not known yet; give -s for servers, or use a store without servers"
@@ -203,7 +207,7 @@ def _kubernetes_job(request: Request) -> kubernetes.KubernetesJob:
         raise ValueError(
             "run: --launcher kubernetes needs --image IMAGE: one with gradwire, python3 and what CMD needs"
         )
-    if "GRADWIRE_TIMELINE" in request.env:
+    if request.env.get("GRADWIRE_TIMELINE"):
         raise ValueError(
             "run: --timeline with --launcher kubernetes: files of pods are deleted with them; leave it out"
         )
