@@ -99,6 +99,19 @@ def test_a_server_that_ended_with_1_gives_way_to_a_worker_and_to_no_server() -> 
     assert failure.child.name == "worker 1"
 
 
+def test_a_server_gives_way_to_the_worker_that_cannot_listen() -> None:
+    failure = FirstFailure()
+    fail(failure, "server", 0)
+    write(
+        failure, "worker", 1, "gradwire._core.TransportError: worker 0: zmq: cannot listen on tcp://9.9.9.9:*"
+    )
+    failure.reconsider(child("worker", 1), "worker 1 ended", 1, hears_late=False)
+    assert failure.child.name == "server 0"
+    write(failure, "worker", 0, "gradwire._core.TransportError: zmq: cannot listen on tcp://9.9.9.9:*")
+    failure.reconsider(child("worker", 0), "worker 0 ended", 1, hears_late=False)
+    assert failure.child.name == "worker 0"
+
+
 def test_a_worker_with_an_error_of_its_own_stays_the_first() -> None:
     failure = FirstFailure()
     write(failure, "worker", 0, "ValueError: boom")

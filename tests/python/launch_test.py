@@ -388,6 +388,18 @@ def test_misuse(folder: Path, workers: int, servers: int | None, command: list[s
         run_job(command, workers, servers)
 
 
+@pytest.mark.parametrize("role", ["all", "worker", "server"])
+def test_an_address_that_is_not_this_machines_is_refused(role: str, folder: Path) -> None:
+    """Processes failed one after the other, and a server was called the first."""
+    given = {"GRADWIRE_BIND_HOST": "192.0.2.1"}
+    options = {"env": given} if role == "all" else {"role_env": {role: given}}
+    with pytest.raises(
+        ValueError, match=r"^run: GRADWIRE_BIND_HOST=192\.0\.2\.1: .* expected one of its own, or \*$"
+    ):
+        run_job(["true"], 1, 1, **options)  # type: ignore[arg-type]
+    assert noted_pids(folder) == {}
+
+
 def test_a_python_whose_environment_is_not_active_is_named(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

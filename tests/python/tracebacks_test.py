@@ -72,3 +72,20 @@ def test_who_has_only_heard_of_another_is_not_first() -> None:
     assert [found.is_of_another("worker", rank) for rank in range(3)] == [True, False, True]
     assert found.first_own("worker") == (1, "OSError: a")
     assert taken((0, heard)).first_own("worker") is None
+
+
+@pytest.mark.parametrize(
+    ("text", "is_own"),
+    [
+        ("zmq: cannot listen on tcp://9.9.9.9:*: Cannot assign requested address", True),
+        ("rendezvous: rank 0 cannot serve it: it is in use; take a free port of rank 0's host", True),
+        ("nccl: worker 0 of 4: unhandled system error", True),
+        ("worker 1: zmq: cannot listen on tcp://9.9.9.9:*", False),
+        ("worker 0 was not heard by worker 10", False),
+        ("server 0 closed its connection", False),
+        ("the scheduler has ended the job", False),
+    ],
+)
+def test_a_transport_error_that_names_nobody_else_is_the_processs_own(text: str, is_own: bool) -> None:
+    found = taken((0, traceback_of(f"import gradwire; raise gradwire.TransportError({text!r})")))
+    assert found.is_of_another("worker", 0) is not is_own

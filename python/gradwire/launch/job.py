@@ -355,13 +355,15 @@ def make_job(
     )
 
 
-def check_names(compression: str | None, reply: str, interface: str | None = None) -> None:
-    """Finds a misspelt codec or interface of this host before anything is started.
+def check_names(
+    compression: str | None, reply: str, interface: str | None = None, bind_host: str | None = None
+) -> None:
+    """Finds a misspelt codec, and an interface or address that is not this host's, before anything is started.
 
     Raises: ValueError: says which setting, and what is wrong.
     """
-    given = {"compression": compression, "interface": interface, "reply": reply}
-    if compression is None and interface is None:
+    given = {"compression": compression, "interface": interface, "bind_host": bind_host, "reply": reply}
+    if compression is None and interface is None and bind_host is None:
         return
     try:
         from gradwire.launch import settings_check
@@ -369,6 +371,13 @@ def check_names(compression: str | None, reply: str, interface: str | None = Non
         return
     for name, text in settings_check.faults(given).items():
         raise ValueError(f"run: GRADWIRE_{name.upper()}={given[name]}: {text.removeprefix('address: ')}")
+
+
+def check_names_here(job: Job) -> None:
+    """Checks the names that the processes of a job on this machine go by. Raises: as check_names."""
+    for role in ("server", "worker"):
+        own = job.of_role(role).settings
+        check_names(None, own.reply, own.interface, own.bind_host)
 
 
 def _check_stdin(command: Sequence[str], workers: int, rank: int | None) -> None:

@@ -41,7 +41,7 @@ from gradwire.launch.child import (
     start,
 )
 from gradwire.launch.first_failure import FirstFailure
-from gradwire.launch.job import Job, Placement, Process, check_names, make_job
+from gradwire.launch.job import Job, Placement, Process, check_names_here, make_job
 from gradwire.launch.remote.connection_queue import ConnectionQueue
 from gradwire.launch.remote.ssh import GREETING, UNREACHABLE
 from gradwire.launch.unfinished_lines import UnfinishedLines
@@ -152,7 +152,7 @@ def run_job(
         command, workers, servers, env, worker_env, placement, restarts, joins, role_env, stdin_rank
     )
     if placement is None:
-        check_names(None, job.settings.reply, job.settings.interface)
+        check_names_here(job)
     return run_prepared(job, output or (lambda _: None), report or (lambda _: None), timeout, unfinished)
 
 
@@ -160,8 +160,7 @@ def check_job(
     command: Sequence[str], workers: int, servers: int | None, env: Mapping[str, str] | None = None
 ) -> None:
     """Raises what run_job would raise, before a long series of jobs begins. Arguments and errors: as run_job."""
-    settings = make_job(command, workers, servers, env).settings
-    check_names(None, settings.reply, settings.interface)
+    check_names_here(make_job(command, workers, servers, env))
 
 
 def run_prepared(

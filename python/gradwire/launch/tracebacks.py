@@ -8,8 +8,10 @@ from gradwire.launch.child import Line
 
 _BEGINS = "Traceback (most recent call last):"
 _ERROR = re.compile(r"[A-Za-z_][\w.]*(: .*)?")
-# Of a process that has heard of another's failure, or waited for one that never came.
-_OF_ANOTHER = re.compile(r"gradwire\.(_core\.)?(TransportError|TimeoutError|MembershipChanged)\b")
+# Of a process that has waited for one that never came, or has heard of another's failure.
+_OF_ANOTHER = re.compile(r"gradwire\.(_core\.)?(TimeoutError|MembershipChanged)\b")
+_OF_TRANSPORT = re.compile(r"gradwire\.(_core\.)?TransportError\b")
+_PROCESS = re.compile(r"\b(?:(?:worker|server|rank) \d+|scheduler)\b")  # a rank is a worker's
 _LONGEST = 400  # characters
 
 
@@ -36,8 +38,16 @@ class Tracebacks:
         return self._errors.get((role, rank))
 
     def is_of_another(self, role: str, rank: int | None) -> bool:
-        """Returns True if a process ended because another one failed."""
-        return _OF_ANOTHER.match(self._errors.get((role, rank), "")) is not None
+        """Returns True if a process ended because another one failed.
+
+        A TransportError then names that one. Else it is the process's own, such as an address that is not there to
+        listen on.
+        """
+        error = self._errors.get((role, rank), "")
+        if _OF_TRANSPORT.match(error):
+            own = (f"{role} {rank}", f"rank {rank}")
+            return any(name not in own for name in _PROCESS.findall(error))
+        return _OF_ANOTHER.match(error) is not None
 
     def first_own(self, role: str) -> tuple[int | None, str] | None:
         """Returns rank and error of the first process of a role that ended with its own error; None if none did."""
