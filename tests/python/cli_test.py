@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shlex
 import shutil
 import subprocess
@@ -377,6 +378,50 @@ def test_read_hosts(tmp_path: Path) -> None:
         read_hosts(",")
     with pytest.raises(ValueError, match="'0' is not a number of slots"):
         read_hosts("a:0")
+
+
+@pytest.mark.parametrize(
+    ("row", "slots"),
+    [
+        ("node1\tslots=2", 2),
+        ("node1  slots = 2", 2),
+        ("node1 slots=1 max-slots=2", 1),
+        ("node1 max_slots=4 slots=3", 3),
+        ("node1 max-slots=4", 1),
+    ],
+)
+def test_a_row_of_an_open_mpi_hosts_file_is_read(row: str, slots: int, tmp_path: Path) -> None:
+    file = tmp_path / "hosts"
+    file.write_text(f"{row}\n")
+    assert read_hosts(str(file)) == [HostSlots("node1", slots)]
+
+
+@pytest.mark.parametrize(
+    ("row", "text"),
+    [
+        ("localhost 2", "run: -H localhost 2: 'localhost 2' is not a host's name: expected host:slots"),
+        ("a b:2", "run: -H a b:2: 'a b' is not a host's name"),
+        (":2", "run: -H :2: '' is not a host's name"),
+        ("a slots=2 port=22", "run: -H a slots=2 port=22: '2 port=22' is not a number of slots"),
+        ("a slots=", "run: -H a slots=: '' is not a number of slots"),
+    ],
+)
+def test_a_row_that_is_no_host_is_refused(row: str, text: str, tmp_path: Path) -> None:
+    """It was taken as the name of a host, of which nothing was known then."""
+    file = tmp_path / "hosts"
+    file.write_text(f"node1\n{row}\n")
+    for given in (row, str(file)):
+        with pytest.raises(ValueError, match=f"^{re.escape(text)}"):
+            read_hosts(given)
+
+
+def test_a_hosts_file_that_is_no_text_is_named(tmp_path: Path) -> None:
+    file = tmp_path / "hosts"
+    file.write_bytes("kön1 slots=2\n".encode("latin-1"))
+    with pytest.raises(
+        ValueError, match=rf"^run: -H {file} cannot be read \(.*\): expected a text file in UTF-8"
+    ):
+        read_hosts(str(file))
 
 
 def test_is_this_machine() -> None:

@@ -159,6 +159,17 @@ def test_an_empty_variable_counts_as_unset(launcher: str, monkeypatch: pytest.Mo
         assert job.settings.rendezvous_timeout == (86400 if launcher in ("sge", "yarn") else 60)
 
 
+def test_a_host_that_is_a_missing_file_is_called_so(tmp_path: Path) -> None:
+    file = tmp_path / "hosts"
+    with pytest.raises(
+        ValueError, match=rf"-H has 1 slot for 2 workers \(there is no file {file}: it is taken as"
+    ):
+        request("ssh", hosts=str(file)).host_rows()
+    file.write_text("node1\n")
+    with pytest.raises(ValueError, match=r"-H has 1 slot for 2 workers: raise the slots or lower -n$"):
+        request("ssh", hosts=str(file)).host_rows()
+
+
 def test_only_what_a_job_needs_goes_to_other_hosts() -> None:
     given = {
         "GRADWIRE_RANK": "1",

@@ -108,9 +108,8 @@ class Request:
         rows = read_hosts(self.hosts)
         slots = sum(row.slots for row in rows)
         if slots < self.workers:
-            no_file = (
-                f" (there is no file {self.hosts}: it is taken as a host's name)" if len(rows) == 1 else ""
-            )
+            is_name = len(rows) == 1 and not os.path.isfile(self.hosts)
+            no_file = f" (there is no file {self.hosts}: it is taken as a host's name)" if is_name else ""
             raise ValueError(
                 f"run: -H has {slots} slot{'s' * (slots != 1)} for {self.workers} workers{no_file}: raise the slots or "
                 "lower -n"
