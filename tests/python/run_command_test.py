@@ -130,6 +130,8 @@ def test_roles_have_variables_of_their_own(monkeypatch: pytest.MonkeyPatch) -> N
         (["--network-interface", "eth0,eth1"], "--network-interface eth0,eth1 names several: expected one"),
         (["--fusion-threshold-mb", "inf"], "--fusion-threshold-mb inf: expected a number of MiB"),
         (["--min-np", "2"], "--min-workers 2 needs --on-failure continue"),
+        (["--dry-run", "--json", "-"], "--json cannot be combined with --dry-run, which runs nothing"),
+        (["--dry-run", "--output-dir", "/x"], "--output-dir cannot be combined with --dry-run"),
     ],
 )
 def test_misuse(words: list[str], text: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -163,3 +165,12 @@ def test_a_wrong_value_and_a_flag_without_a_meaning_here_are_refused(
     with pytest.raises(CommandLineError) as refused:
         requested(monkeypatch, "-n", "2", *words, "true")
     assert words[0] in refused.value.format_message()
+
+
+@pytest.mark.parametrize("option", ["--memory", "--join", "--grace"])
+def test_a_value_that_cannot_be_read_is_named_with_its_option(
+    option: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(CommandLineError) as refused:
+        requested(monkeypatch, "-n", "2", option, "abc", "true")
+    assert f"'{option}': 'abc' is not" in refused.value.format_message()

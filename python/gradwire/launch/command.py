@@ -16,10 +16,12 @@ import typer
 
 from gradwire import codec_listing
 from gradwire.launch.counts import MOST_PROCESSES
+from gradwire.settings import endpoints
+from gradwire.settings.units import parse_duration, parse_size
 from gradwire.terminal.json_option import JsonOption, write_json
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from gradwire.launch.child import Line
     from gradwire.launch.console import Prefixer
@@ -107,6 +109,12 @@ class RunOptions:
             raise ValueError(
                 f"run: --debug {self.debug_rank} cannot be combined with --stdin {self.stdin_rank}: the worker of "
                 "--debug reads stdin; leave --stdin out"
+            )
+        given = {"--json": self.json_file, "--output-dir": self.output_dir}
+        unused = [option for option, value in given.items() if value is not None]
+        if self.dry_run and unused:
+            raise ValueError(
+                f"run: {unused[0]} cannot be combined with --dry-run, which runs nothing: leave one of the two out"
             )
 
     def variables(self, recorded: Mapping[str, str]) -> dict[str, str]:
@@ -199,7 +207,6 @@ class RunOptions:
         Raises: ValueError: says which option or setting is bad.
         """
         from gradwire.launch import launchers
-        from gradwire.settings.units import parse_size
 
         reads_stdin = self.reads_stdin
         variables = self.variables({} if recording is None else recording.environment)
@@ -233,6 +240,20 @@ def _launchers(incomplete: str) -> list[str]:
     from gradwire.launch import launchers
 
     return [row.name for row in launchers.LAUNCHERS if row.name.startswith(incomplete)]
+
+
+def _checked_by(parse: Callable[[str], object]) -> Callable[[str | None], str | None]:
+    """Makes the callback of an option whose text parse() reads later: an error there would not name the option."""
+
+    def check(text: str | None) -> str | None:
+        if text is not None:
+            try:
+                parse(text)
+            except ValueError as error:
+                raise typer.BadParameter(str(error)) from None
+        return text
+
+    return check
 
 
 def run(
@@ -380,6 +401,7 @@ def run(
             help="Memory of each worker and server, under yarn and kubernetes, such as 4GB. Yarn kills a process that "
             "uses more. Default: 1 GiB under yarn; under kubernetes no limit.",
             rich_help_panel=_CLUSTERS,
+            callback=_checked_by(parse_size),
         ),
     ] = None,
     image: Annotated[
@@ -488,6 +510,7 @@ def run(
             help="Time in which workers may save after SIGTERM, before they are killed, such as 30s or 2min. "
             "Default: GRADWIRE_GRACE_PERIOD, or 30s.",
             rich_help_panel=_FAILURES,
+            callback=_checked_by(parse_duration),
         ),
     ] = None,
     on_failure: Annotated[
@@ -522,6 +545,7 @@ def run(
             metavar="tcp://HOST:PORT",
             help="Add workers to the running elastic job whose scheduler listens there. Default: start a new job.",
             rich_help_panel=_FAILURES,
+            callback=_checked_by(endpoints.parse),
         ),
     ] = None,
     settings_file: Annotated[
