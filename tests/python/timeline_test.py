@@ -233,6 +233,15 @@ def test_each_job_that_ranks_have_formed_gets_a_file(tmp_path: Path) -> None:
         Recording(tmp_path / "out.json")
 
 
+def test_the_command_that_a_recording_prints_can_be_run_as_it_is(tmp_path: Path) -> None:
+    recording = Recording(tmp_path / "a b.json")
+    recording.folder.mkdir()
+    (recording.folder / "worker-0.jsonl").write_text(HEAD)
+    said: list[str] = []
+    assert recording.finish(said.append)
+    assert said[0].endswith(f" gradwire timeline '{tmp_path / 'a b.json'}'")
+
+
 def test_a_recording_refuses_a_folder_that_holds_something_else(tmp_path: Path) -> None:
     parts = tmp_path / "out.json.parts"
     parts.mkdir()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import secrets
+import shlex
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -110,7 +111,7 @@ class Recording:
             self._remove_parts()
         report(
             f"the timeline is in {self._file}: open it at https://ui.perfetto.dev, or see gradwire timeline "
-            f"{self._file}"
+            f"{shlex.quote(str(self._file))}"
         )
         if others:
             report(f"those of the other jobs that its ranks have formed are in {', '.join(map(str, others))}")
