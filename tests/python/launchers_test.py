@@ -435,6 +435,15 @@ def test_a_folder_that_cannot_be_brought_here_is_named_with_the_reason(tmp_path:
         SshHost("n1", "10.0.0.1", (str(broken),), ".").move_here("/parts", tmp_path / "here")
 
 
+def test_that_there_is_no_tar_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    there = SshHost("n1", "10.0.0.1", ("ssh",), "job")
+    with pytest.raises(HostUnreachable, match=r"^run: --sync-dst-dir job: no tar on PATH, .*: install it$"):
+        there.copy_here(tmp_path)
+    with pytest.raises(HostUnreachable, match=r"^run: --timeline: no tar on PATH"):
+        there.move_here("/parts", tmp_path / "parts")
+
+
 def test_a_name_is_what_sshs_configuration_says(tmp_path: Path) -> None:
     config = tmp_path / "config"
     config.write_text("Host lab\n  HostName 127.0.0.3\nHost lost\n  HostName no-such-host.invalid\n")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import shlex
 import sys
 from pathlib import Path
 
@@ -44,6 +46,15 @@ def test_a_script_that_is_no_program_is_run_by_python(tmp_path: Path) -> None:
         require_program("run", [str(script)])
     with pytest.raises(FileNotFoundError, match=r"on PATH$"):
         require_program("run", [str(tmp_path / "other.py")])
+
+
+@pytest.mark.parametrize("name", ["", ".", "..", "a b"])
+def test_what_cannot_be_a_program_is_named_as_a_shell_takes_it(name: str) -> None:
+    """An empty variable of a script was "Invalid name ''"."""
+    with pytest.raises(
+        FileNotFoundError, match=rf"^run: {re.escape(shlex.quote(name))} is not a program: .*on PATH$"
+    ):
+        require_program("run", [name])
 
 
 @pytest.mark.parametrize(

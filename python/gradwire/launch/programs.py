@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import itertools
 import re
+import shlex
 import shutil
 import sys
 from collections.abc import Sequence
@@ -29,7 +30,7 @@ def require_program(who: str, command: Sequence[str], path: str | None = None) -
     """Raises: FileNotFoundError: a command's program is not there. path: in place of PATH."""
     if shutil.which(command[0], path=path) is None:
         raise FileNotFoundError(
-            f"{who}: {command[0]} is not a program: expected a file that can be run, or a program on PATH"
+            f"{who}: {shlex.quote(command[0])} is not a program: expected a file that can be run, or a program on PATH"
             f"{_advice(command[0])}"
         )
 
@@ -50,10 +51,10 @@ def _advice(program: str) -> str:
     """What to do where a program is a Python script that nobody may execute; or is not on PATH, and is Python or stands
     beside the Python that runs gradwire: its environment is not active."""
     if program.endswith(".py") and Path(program).is_file():
-        return f"; to run a script: `python {program}`"
+        return f"; to run a script: `python {shlex.quote(program)}`"
     if not sys.executable or "/" in program:
         return ""
-    if not _PYTHON.fullmatch(program) and not Path(sys.executable).with_name(program).is_file():
+    if not _PYTHON.fullmatch(program) and not (Path(sys.executable).parent / program).is_file():
         return ""
     return f"; the Python of this gradwire is {sys.executable}: activate its environment, or name it"
 

@@ -7,6 +7,7 @@ import contextlib
 import json
 import os
 import shlex
+import shutil
 import socket
 import subprocess
 import sys
@@ -107,8 +108,9 @@ class SshHost:
     def copy_here(self, source: Path) -> None:
         """Copies the contents of a local folder into the host's folder, over existing files.
 
-        Raises: HostUnreachable: has the message of tar or ssh.
+        Raises: HostUnreachable: has the message of tar or ssh, or there is no tar here.
         """
+        _require_tar(f"--sync-dst-dir {self.folder}")
         without = [f"--exclude={name}" for name in _NOT_COPIED]
         unpack = _by_sh('mkdir -p "$1" && tar -C "$1" -xf -', self.folder)
         with subprocess.Popen(
@@ -128,8 +130,9 @@ class SshHost:
     def move_here(self, folder: str, into: Path) -> None:
         """Moves the files of one of the host's folders, if it exists, into a new local folder.
 
-        Raises: HostUnreachable: has the message of tar or ssh.
+        Raises: HostUnreachable: has the message of tar or ssh, or there is no tar here.
         """
+        _require_tar("--timeline")
         files = 'if [ -d "$1" ]; then tar -C "$1" -cf - . && rm -r "$1"; else tar -cf - -T /dev/null; fi'
         pack = _by_sh(files, folder)
         into.mkdir(exist_ok=True)
@@ -148,6 +151,11 @@ class SshHost:
         if there.returncode != 0 or here.returncode != 0:
             what = said.strip() or f"ssh ended with {there.returncode}"
             raise HostUnreachable(f"run: {self.name}:{folder} could not be brought here: {what}")
+
+
+def _require_tar(option: str) -> None:
+    if shutil.which("tar") is None:
+        raise HostUnreachable(f"run: {option}: no tar on PATH, which packs the files: install it")
 
 
 def _python(program: str) -> str:
