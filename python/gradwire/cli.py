@@ -207,16 +207,14 @@ def ab(
       gradwire ab -n 2 --arm none --arm 2bit --bandwidth 100mbit --report report -- python train.py
       gradwire ab -n 2 --arm none --arm 2bit --first-seed 3 --report confirmed -- python train.py
     """
-    from rich.console import Console
-
     from gradwire.ab.command import run_experiment
     from gradwire.ab.experiment import Plan
     from gradwire.launch.console import say
+    from gradwire.terminal.plain_console import plain_console
 
-    console = Console(stderr=json_file == "-")
     chosen = tuple(range(first_seed, first_seed + seeds))
     plan = Plan(tuple(command), tuple(arms), chosen, workers, servers, bandwidth, report)
-    ended = run_experiment(plan, target, json_file, console)
+    ended = run_experiment(plan, target, json_file, plain_console(json_file))
     if ended.exit_code:
         say(f"ab: {ended.cause}")
         raise typer.Exit(ended.exit_code)
@@ -237,13 +235,12 @@ def doctor(json_file: JsonOption = None) -> None:
       gradwire doctor
       gradwire doctor --json - | python -m json.tool
     """
-    from rich.console import Console
-
     from gradwire.doctor import examine, show
+    from gradwire.terminal.plain_console import plain_console
 
     finding = examine()
     if json_file != "-":
-        show(finding, Console())
+        show(finding, plain_console())
     write_json(finding.record(), json_file)
     raise typer.Exit(1 if finding.faults else 0)
 
@@ -271,9 +268,9 @@ def codecs(
       gradwire codecs 2bit                           what its parameters mean
       gradwire codecs --json -
     """
-    from rich.console import Console
+    from gradwire.terminal.plain_console import plain_console
 
-    codec_listing.list_codecs(codec, json_file, Console())
+    codec_listing.list_codecs(codec, json_file, plain_console())
 
 
 @app.command(cls=Command, rich_help_panel=_INSPECT)
@@ -331,8 +328,7 @@ def timeline(
       gradwire timeline out.json --step 12 --svg step12.svg
       GRADWIRE_TIMELINE=parts torchrun --nproc-per-node 4 train.py; gradwire timeline parts --out out.json
     """
-    from rich.console import Console
-
+    from gradwire.terminal.plain_console import plain_console
     from gradwire.timeline import command, picture
     from gradwire.timeline.summary import summarise
     from gradwire.timeline.trace_event import write_trace
@@ -340,7 +336,7 @@ def timeline(
     loaded = command.load(file)
     summary = summarise(loaded, step)
     if json_file != "-":
-        command.show(summary, Console())
+        command.show(summary, plain_console())
     if svg is not None:
         svg.write_text(picture.draw(loaded, step), encoding="utf-8")
     if out is not None:

@@ -88,8 +88,9 @@ def list_codecs(codec: str | None, json_file: str | None, console: Console) -> N
 
 def _explain(row: dict[str, Any], console: Console) -> None:
     from rich.table import Table
+    from rich.text import Text
 
-    console.print(f"[bold]{row['codec']}[/bold]: {row['summary']}", highlight=False)
+    console.print(Text.assemble((row["codec"], "bold"), f": {row['summary']}"))
     exact = (
         "the exact sum"
         if row["exact_reply"]
@@ -106,7 +107,7 @@ def _explain(row: dict[str, Any], console: Console) -> None:
     table = Table.grid(padding=(0, 2))
     for parameter in row["parameters"]:
         table.add_row(f"  {parameter['name']}={parameter['default']}", parameter["help"])
-    console.print("\n[bold]Parameters, with their defaults[/bold]")
+    console.print("\nParameters, with their defaults", style="bold", highlight=False)
     console.print(table, highlight=False)
 
 
@@ -121,7 +122,7 @@ def _show(found: list[dict[str, Any]], console: Console) -> None:
         grammar.add_column(overflow="fold")
     for form, example, meaning in _GRAMMAR:
         grammar.add_row(f"  {form}", example, meaning)
-    console.print("\n[bold]How to write a codec[/bold]")
+    console.print("\nHow to write a codec", style="bold", highlight=False)
     console.print(grammar, highlight=False)
     console.print(
         "\nGive it to gradwire.torch (compression=, codec=), kv.set_gradient_compression(), --arm, --codec, "

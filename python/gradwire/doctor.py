@@ -12,6 +12,7 @@ from typing import Any
 
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from gradwire.launch import programs
 from gradwire.settings import definitions as settings
@@ -246,7 +247,7 @@ def _examine_mpi(transports: list[str], libraries: dict[str, str], missing: dict
 
 
 def show(finding: Finding, console: Console) -> None:
-    """Prints a finding as tables."""
+    """Prints a finding as tables, on a plain_console()."""
     machine = finding.machine
     libraries = ", ".join(f"{name} {version}" for name, version in sorted(finding.libraries.items()))
     addresses = "; ".join(f"{name} {' '.join(row)}" for name, row in finding.interfaces.items())
@@ -264,15 +265,15 @@ def show(finding: Finding, console: Console) -> None:
         ("interfaces", addresses),
     ]
     for name, text in rows:
-        summary.add_row(f"[bold]{name}[/bold]", text or "-")
+        summary.add_row(Text(name, style="bold"), text or "-")
     console.print(summary)
     if finding.missing:
-        console.print("\n[bold]missing[/bold]")
+        _title("missing", console)
         grid = Table.grid(padding=(0, 2))
         for name, reason in finding.missing.items():
             grid.add_row(f"  {name}", reason)
         console.print(grid)
-    console.print("\n[bold]settings[/bold]")
+    _title("settings", console)
     changed = [row for row in finding.settings if row.origin != "default" or row.error]
     if changed:
         print_table(_settings_table(changed), console)
@@ -283,14 +284,18 @@ def show(finding: Finding, console: Console) -> None:
         if row.value is not None
     ]
     unset = [row.definition.variable for row in others if row.value is None]
-    console.print(f"at their defaults: {', '.join(defaults)}", highlight=False, markup=False)
-    console.print(f"not set: {', '.join(unset)}", highlight=False, markup=False)
+    console.print(f"at their defaults: {', '.join(defaults)}", highlight=False)
+    console.print(f"not set: {', '.join(unset)}", highlight=False)
     console.print("What each is: gradwire doctor --json -, and the reference of settings.", highlight=False)
     for text in [*finding.faults, *finding.unknown]:
-        console.print(f"[bold red]![/bold red] {text}", highlight=False)
-    console.print("\n[bold]what to do next[/bold]")
+        console.print(Text.assemble(("!", "bold red"), f" {text}"))
+    _title("what to do next", console)
     for text in finding.next_steps:
-        console.print(f"  {text}", highlight=False, markup=False, soft_wrap=True)
+        console.print(f"  {text}", highlight=False, soft_wrap=True)
+
+
+def _title(text: str, console: Console) -> None:
+    console.print(f"\n{text}", style="bold", highlight=False)
 
 
 _WIDEST_VALUE = 20  # a path has several lines

@@ -96,7 +96,7 @@ def test_a_failing_job_fails_under_the_defaults_and_loses_under_a_setting(tmp_pa
 
 def tune(script: str, tmp_path: Path, *arguments: str, workers: int = 2) -> subprocess.Popen[str]:
     command = [sys.executable, "-m", "gradwire.cli", "tune", "-n", str(workers), "-s", "0", "--trials", "20"]
-    command += ["--steps", "4", "--json", str(tmp_path / "tuned.json"), "--report", str(tmp_path / "report")]
+    command += ["--steps", "4", "--json", str(tmp_path / "tuned.json"), "--report", str(tmp_path / "rep[a]")]
     return subprocess.Popen(
         [*command, "--", sys.executable, script, *arguments],
         env=clean_environment(tmp_path, {}),
@@ -131,7 +131,9 @@ def test_ctrl_c_ends_all_and_keeps_what_was_found(script: str, tmp_path: Path) -
     assert [trial["stage"] for trial in record["trials"]] == ["first", "search"]
     assert all(trial["step_seconds"] > 0 for trial in record["trials"])
     assert "Interrupted after 2 launches: the defaults stay" in rest
-    assert "Interrupted after 2 launches" in (tmp_path / "report/index.html").read_text()
+    page = tmp_path / "rep[a]/index.html"
+    assert rest.endswith(f"report: {page}\n")
+    assert "Interrupted after 2 launches" in page.read_text()
 
 
 def test_a_script_that_sends_nothing_is_refused(script: str, tmp_path: Path) -> None:
@@ -156,7 +158,7 @@ def test_a_setting_that_makes_steps_shorter_is_found_and_taken_by_run(script: st
     assert len(record["duels"][-1]["pairs"]) == 7
     assert len(record["trials"]) <= 1 + 20
     assert record["verdict"] in " ".join(out.split())
-    assert "won" in (tmp_path / "report/index.html").read_text()
+    assert "won" in (tmp_path / "rep[a]/index.html").read_text()
     run = [sys.executable, "-m", "gradwire.cli", "run", "-n", "1", "--settings", str(tmp_path / "tuned.json")]
     done = subprocess.run(
         [*run, sys.executable, script, "1"],

@@ -184,4 +184,4 @@ def show(outcome: Outcome, page: Path, console: Console, said_of_baseline: str |
     if said_of_baseline is not None:
         console.print(Text(f"baseline: {said_of_baseline}", style="dim"))
     console.print(Text(f"target: {write_target(outcome)}, {outcome.target_reason}", style="dim"))
-    console.print(f"report: {page}", highlight=False, markup=False, soft_wrap=True)
+    console.print(f"report: {page}", highlight=False, soft_wrap=True)

@@ -123,7 +123,7 @@ class ProgressView:
     # ---------------------------------------------------------------- what is written
 
     def _print(self, text: str) -> None:
-        self.console.print(text, highlight=False, markup=False, soft_wrap=True)
+        self.console.print(text, highlight=False, soft_wrap=True)
 
     def _done_text(self) -> str:
         return "" if self._progress.done is None else f"{100 * self._progress.done:.0f} %"

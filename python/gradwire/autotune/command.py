@@ -95,21 +95,20 @@ def tune(
       gradwire run -n 4 --settings tuned.json python train.py
       gradwire tune -n 2 -s 2 --bandwidth 1gbit --trials 60 --report report/tune -- python train.py
     """
-    from rich.console import Console
-
     from gradwire.autotune.launches import Job, LaunchFailed
     from gradwire.launch.console import say
     from gradwire.settings.units import parse_rate
+    from gradwire.terminal.plain_console import plain_console
 
     if bandwidth is not None:
         parse_rate(bandwidth)
     job = Job(tuple(command), workers, servers, bandwidth)
-    console = Console(stderr=json_file == "-")
+    console = plain_console(json_file)
     try:
         outcome, facts = _run(job, trials, steps, console)
     except LaunchFailed as failure:
         for line in failure.last_lines:
-            console.print(f"  | {line}", style="dim", markup=False, highlight=False, soft_wrap=True)
+            console.print(f"  | {line}", style="dim", highlight=False, soft_wrap=True)
         say(str(failure))
         raise typer.Exit(failure.exit_code) from None
     record = outcome.record() | facts
@@ -182,7 +181,7 @@ def _notes(job: Job, conditions: Conditions, fixed: Mapping[str, str]) -> list[s
 
 def _show(outcome: Outcome, json_file: str | None, console: Console) -> None:
     """Writes the verdict and how to use what was found."""
-    console.print(outcome.verdict, style="bold", markup=False, highlight=False)
+    console.print(outcome.verdict, style="bold", highlight=False)
     found = outcome.search.found
     if outcome.search.won is None:
         return

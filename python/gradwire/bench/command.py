@@ -82,19 +82,18 @@ def codec(
       gradwire bench codec --codec 2bit
       gradwire bench codec --threads 2 --report report/codecs
     """
-    from rich.console import Console
-
     from gradwire import compress
     from gradwire.bench import codec_page
     from gradwire.bench.codec import Plan, measure
     from gradwire.bench.tables import codec_table
     from gradwire.launch.console import say
+    from gradwire.terminal.plain_console import plain_console
 
     plan = Plan(elements, piece_elements, threads, repeat)
     specs = codecs or compress.list()
     for spec in specs:
         compress.Compression.parse(spec)  # a misspelt one is to cost no minutes
-    console = Console(stderr=json_file == "-")
+    console = plain_console(json_file)
     records: list[dict[str, Any]] = []
     try:
         for spec in specs:
@@ -250,13 +249,12 @@ def ps(
       gradwire bench ps --ranks 2 --bytes 100MB --codec 2bit --bandwidth 1gbit --peer mxnet
       gradwire bench ps --ranks 4 --servers 4 --colocated --bandwidth 10gbit
     """
-    from rich.console import Console
-
     from gradwire.bench.plan import ServersPlan
     from gradwire.bench.ps import measure
     from gradwire.bench.tables import servers_table
     from gradwire.launch.console import say
     from gradwire.settings.units import parse_size
+    from gradwire.terminal.plain_console import plain_console
 
     plan = ServersPlan(
         ranks=ranks,
@@ -277,7 +275,7 @@ def ps(
     )
     records, troubles = measure(plan, say)
     if measured := _measured(records):
-        Console(stderr=json_file == "-").print(servers_table(measured))
+        plain_console(json_file).print(servers_table(measured))
     write_json(records, json_file)
     _expect_success("ps", measured, troubles)
 
@@ -431,14 +429,13 @@ def all_reduce(
       gradwire bench allreduce -n 4 --bandwidth 1gbit --codec 2bit --codec 2bit:reply=2bit --peer gloo,gloo-fp16
       gradwire bench allreduce -n 2 --bandwidth 1gbit --tensors 1000 --bytes 1MB --peer openmpi
     """
-    from rich.console import Console
-
     from gradwire.bench import page, stores
     from gradwire.bench.all_reduce import measure
     from gradwire.bench.plan import AllReducePlan
     from gradwire.bench.tables import all_reduce_table, speed_table, speed_titles
     from gradwire.launch.console import say
     from gradwire.settings.units import parse_size
+    from gradwire.terminal.plain_console import plain_console
 
     plan = AllReducePlan(
         ranks=ranks,
@@ -456,7 +453,7 @@ def all_reduce(
         mxnet_python=mxnet_python,
     )
     records, troubles = measure(plan, say)
-    console = Console(stderr=json_file == "-")
+    console = plain_console(json_file)
     if measured := _measured(records):
         console.print(all_reduce_table(measured))
         if speed_titles(measured):

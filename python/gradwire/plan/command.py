@@ -345,12 +345,11 @@ def _predict(
     notes: Sequence[str],
 ) -> None:
     """Shows and records the answer, with a sweep if there is to be one. notes: what to say of the question."""
-    from rich.console import Console
-
     from gradwire.launch.console import say
     from gradwire.plan import planner
+    from gradwire.terminal.plain_console import plain_console
 
-    console = Console(stderr=json_file == "-")
+    console = plain_console(json_file)
     found = planner.answer(question, costs)
     _show(found, question, console, notes)
     record = found.record()

@@ -33,7 +33,7 @@ def load(path: Path) -> Timeline:
 
 
 def show(summary: Summary, console: Console) -> None:
-    """Prints the tables, and conclusions below them."""
+    """Prints the tables, and conclusions below them, on a plain_console()."""
     print_table(_workers_table(summary), console)
     print_table(_stages_table(summary), console)
     for text in [*conclusions(summary), *_without_the_step(summary), *reservations(summary.timeline)]:
