@@ -16,7 +16,7 @@ import json
 import math
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -130,7 +130,7 @@ def progress(
     if values.result is None or values.rank not in (None, 0):
         return
     given = {"done": done, "accuracy": accuracy, "loss": loss, "images_per_second": images_per_second}
-    said = {name: value for name, value in given.items() if value is not None and math.isfinite(value)}
+    said = {name: float(value) for name, value in given.items() if value is not None and math.isfinite(value)}
     meter = run_meter.current()
     if meter is not None:
         meter.say(said)
@@ -157,13 +157,15 @@ def write(**record: Any) -> None:
     Args:
         record: fields as in RunResult. "accuracy_per_epoch" or "loss_per_epoch" is required. gradwire measures the
             bytes, codec seconds, images per second, seconds per epoch and steps that the script does not give
-            (stores/run_meter.py). A field that is given as None stays unknown.
+            (stores/run_meter.py). A field that is given as None stays unknown. Numbers, arrays and tensors may be those
+            of NumPy, PyTorch and other libraries.
 
-    Raises: ValueError: a field that `gradwire ab` could not use.
+    Raises: ValueError: a field that `gradwire ab` could not use; names it.
     """
     values = settings.read()
     if values.result is None or values.rank not in (None, 0):
         return
+    record = {field: _plain(field, value) for field, value in record.items()}
     given = parse(record)
     if (meter := run_meter.current()) is not None:
         figures = meter.figures(len(given.per_epoch))
@@ -176,6 +178,25 @@ def write(**record: Any) -> None:
     unfinished = path.with_name(path.name + ".tmp")
     unfinished.write_text(json.dumps(record), encoding="utf-8")
     os.replace(unfinished, path)
+
+
+def _plain(field: str, value: Any) -> Any:
+    """Returns a value of a record as JSON has it: numbers, arrays and tensors of any library as Python's own.
+
+    Raises: ValueError: it cannot be written as JSON; names the field and the type.
+    """
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, Mapping):
+        return {str(key): _plain(field, each) for key, each in value.items()}
+    if isinstance(value, Sequence) and not isinstance(value, bytes | bytearray):
+        return [_plain(field, each) for each in value]
+    listed = value.tolist() if hasattr(value, "tolist") else value
+    if type(listed) is not type(value):  # as that of NumPy's longdouble is
+        return _plain(field, listed)
+    if hasattr(value, "__float__"):
+        return float(value)
+    raise ValueError(f"result: {field} has a value of type {type(value).__name__}, expected numbers or text")
 
 
 def read(path: Path) -> RunResult:
