@@ -396,7 +396,7 @@ _NO_COMMAND = re.compile(r"No such command '(.*?)'")
 def _explain_misuse(error: Any) -> str:
     """Writes a usage error as one line that names what was meant, if that is plain, and where to read on."""
     context = getattr(error, "ctx", None)
-    text = error.format_message().replace("\n", " ").rstrip(".?")
+    text = _with_the_value(error.format_message(), error).replace("\n", " ").rstrip(".?")
     if context is None:
         return f"{text}. See: gradwire --help"
     see = f"See: {context.command_path} --help"
@@ -418,6 +418,13 @@ def _explain_misuse(error: Any) -> str:
             return f"No such option: {option}; options of your own program stand behind its name. {see}"
         return f"No such option: {option}. {see}"
     return f"{text}? {see}" if "did you mean" in text.lower() else f"{text}. {see}"
+
+
+def _with_the_value(text: str, error: Any) -> str:
+    """Puts what was given in place of typer's word for it. Versions with pydantic say "Input should be a valid
+    integer"; older ones name the value themselves."""
+    refused = getattr(error.__cause__, "errors", None)  # where that is pydantic's ValidationError
+    return text if refused is None else text.replace("Input", repr(refused()[0]["input"]), 1)
 
 
 def _nowhere() -> TextIO:

@@ -234,6 +234,26 @@ def test_misuse_is_one_line_and_2(arguments: list[str], text: str) -> None:
     assert done.stdout == ""
 
 
+# That is, whatever version of typer says it.
+@pytest.mark.parametrize(
+    ("words", "option", "value"),
+    [
+        (("plan", "-n", "abc"), "--num-workers", "abc"),
+        (("plan", "-n", "65537"), "--num-workers", "65537"),
+        (("bench", "ps", "-n", "1", "--repeat", "0.5"), "--repeat", "0.5"),
+        (("ab", "--target", "Input"), "--target", "Input"),
+        (("plan", "--sweep", "rate"), "--sweep", "rate"),
+    ],
+)
+def test_a_value_that_is_refused_is_named_with_its_option(
+    words: tuple[str, ...], option: str, value: str
+) -> None:
+    done = gradwire(*words)
+    assert done.returncode == 2
+    named = rf"gradwire: Invalid value for '[^:]*{option}[^:]*': .*\b{re.escape(value)}\b.*\n"
+    assert re.fullmatch(named, done.stderr), done.stderr
+
+
 def test_what_is_refused_leaves_no_folder(tmp_path: Path) -> None:
     folder = tmp_path / "reports" / "first"
     done = gradwire("ab", "-n", "1", "--report", str(folder), "--arm", "a", "--arm", "a", "true")

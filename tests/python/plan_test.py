@@ -453,19 +453,19 @@ def test_no_cell_breaks_at_110_columns(monkeypatch: pytest.MonkeyPatch) -> None:
         (["--model", "vgg16", "true"], "expected either --model"),
         (
             ["--model", "vgg16", "-n", "4294967296"],
-            "'--num-workers': Input should be less than or equal to 65536",
+            "'--num-workers': '4294967296' should be less than or equal to 65536",
         ),
         (
             ["--model", "vgg16", "-s", "4294967296"],
-            "'--num-servers': Input should be less than or equal to 65536",
+            "'--num-servers': '4294967296' should be less than or equal to 65536",
         ),
         (
             ["--model", "vgg16", "--codec-threads", "5000000000"],
-            "'--codec-threads': Input should be less than or equal to 1024",
+            "'--codec-threads': '5000000000' should be less than or equal to 1024",
         ),
         (
             ["--model", "vgg16", "--server-threads", "5000000000"],
-            "'--server-threads': Input should be less than or equal to 1024",
+            "'--server-threads': '5000000000' should be less than or equal to 1024",
         ),
         (["--calibrate", "/nowhere/x.json"], "'--calibrate': there is no folder /nowhere: make it first"),
         (
