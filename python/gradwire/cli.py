@@ -6,6 +6,7 @@ import errno
 import importlib
 import importlib.util
 import io
+import math
 import os
 import re
 import sys
@@ -80,6 +81,9 @@ CommandLineError: Any = next(
     kind for kind in reversed(typer.BadParameter.__mro__) if hasattr(kind, "format_message")
 )
 
+# NumPy's generators take seeds below 2^32: a first seed up to here leaves room for the seeds that follow it.
+_MOST_FIRST_SEED = 2**31 - 1
+
 # Options end at the first word that is not one: the rest is the user's command, options of its own included.
 _TAKES_COMMAND = {"allow_interspersed_args": False}
 _TAKES_ANYTHING = {"allow_extra_args": True, "ignore_unknown_options": True}
@@ -101,6 +105,12 @@ def gradwire(
     ] = False,
 ) -> None:
     pass
+
+
+def _check_target(target: float | None) -> float | None:
+    if target is not None and not math.isfinite(target):
+        raise typer.BadParameter(f"{target} is not a target: expected an accuracy from 0 to 1, or a loss")
+    return target
 
 
 app.command(cls=Command, rich_help_panel=_TRAIN, context_settings=_TAKES_COMMAND | ALIASES)(run)
@@ -168,6 +178,7 @@ def ab(
         typer.Option(
             metavar="N",
             min=0,
+            max=_MOST_FIRST_SEED,
             help="First seed. The others follow it. Use seeds that were not used before to confirm a result. "
             "Default: 0.",
         ),
@@ -185,7 +196,9 @@ def ab(
         float | None,
         typer.Option(
             metavar="X",
-            help="Accuracy (or loss) for time-to-accuracy. Default: one that all arms reach; the report says which.",
+            help="Accuracy (0 to 1) or loss for time-to-accuracy. Default: one that all arms reach; the report says "
+            "which.",
+            callback=_check_target,
         ),
     ] = None,
     json_file: JsonOption = None,

@@ -118,6 +118,26 @@ def test_ctrl_c_leaves_the_page_and_the_record_of_what_has_ended(tmp_path: Path)
     assert "After 1 of 9 runs." in (tmp_path / "report/index.html").read_text()
 
 
+def test_a_target_in_per_cent_ends_the_experiment_once_runs_write_accuracies(tmp_path: Path) -> None:
+    body = "gradwire.result.write(accuracy_per_epoch=[0.5, 0.7], took_compression=True); sys.exit()"
+    done = run(tmp_path, *ARMS, "--target", "90", body=body)
+    assert done.returncode == 2
+    assert done.stderr == (
+        "gradwire: ab: --target 90 is outside 0 to 1, and the command writes accuracies: give a fraction, such as "
+        "0.9. The report keeps what has run\n"
+    )
+    record = record_of(tmp_path)
+    assert (record["runs"], record["arms"][0]["accuracy"], record["target"]) == (1, 0.7, 0.7)
+    assert (tmp_path / "report/index.html").exists()
+    assert "9000" not in done.stdout
+
+
+def test_a_loss_may_have_any_target(tmp_path: Path) -> None:
+    done = run(tmp_path, "--arm", "none", "--seeds", "1", "--target", "1.5", body="")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert record_of(tmp_path)["target"] == 1.5
+
+
 def test_a_result_is_confirmed_on_fresh_seeds(tmp_path: Path) -> None:
     done = run(tmp_path, "--arm", "none", "--seeds", "2", "--first-seed", "3", body="")
     assert done.returncode == 0, done.stderr

@@ -242,6 +242,9 @@ def test_misuse_is_one_line_and_2(arguments: list[str], text: str) -> None:
         (("plan", "-n", "65537"), "--num-workers", "65537"),
         (("bench", "ps", "-n", "1", "--repeat", "0.5"), "--repeat", "0.5"),
         (("ab", "--target", "Input"), "--target", "Input"),
+        (("ab", "--target", "nan"), "--target", "nan"),
+        (("ab", "--target", "inf"), "--target", "inf"),
+        (("ab", "--first-seed", "99999999999999999999"), "--first-seed", "99999999999999999999"),
         (("plan", "--sweep", "rate"), "--sweep", "rate"),
     ],
 )

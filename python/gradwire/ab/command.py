@@ -35,6 +35,7 @@ from gradwire.ab.report import summary_rows, write_page
 from gradwire.ab.summary import Outcome, summarise
 from gradwire.launch.programs import refuse_launcher, require_program
 from gradwire.launch.supervisor import check_job
+from gradwire.terminal.help_page import MISUSE
 from gradwire.terminal.json_option import write_json
 from gradwire.terminal.machine import gradwire_version, machine_description
 
@@ -46,7 +47,7 @@ class Ended:
     """An experiment that has ended.
 
     Attributes:
-        exit_code: 0, or that of the first run that failed, or 128 and the signal that came.
+        exit_code: 0, or that of the first run that failed, or 128 and the signal that came, or MISUSE.
         cause: why exit_code is not 0.
     """
 
@@ -61,7 +62,8 @@ def run_experiment(plan: Plan, target: float | None, json_file: str | None, cons
     The page and the record are written after each run. So if this process is ended, the results so far are kept.
 
     Args:
-        target: None: one that all arms reach (target.common_target).
+        target: None: one that all arms reach (target.common_target). Where runs write accuracies and this is none,
+            the experiment ends after the first of them.
         json_file: where the record goes, as in JsonOption. "-" is stdout, which gets one record at the end.
 
     Raises:
@@ -80,6 +82,7 @@ def run_experiment(plan: Plan, target: float | None, json_file: str | None, cons
     machine = ", ".join(f"{name} {value}" for name, value in machine_description().items())
     ended: list[Run | RunFailed] = []
     interrupted: Interrupted | None = None
+    misuse: str | None = None
     with network(plan) as conditions:
         warning = _warning(plan, conditions)
 
@@ -108,6 +111,9 @@ def run_experiment(plan: Plan, target: float | None, json_file: str | None, cons
             try:
                 for run in run_plan(plan, conditions, view):
                     ended.append(run)
+                    if misuse := _refuse_target(target, run):
+                        target = None
+                        break
                     write()
             except Interrupted as stopped:
                 interrupted = stopped
@@ -119,13 +125,19 @@ def run_experiment(plan: Plan, target: float | None, json_file: str | None, cons
         write_json(outcome.record(), json_file)
     if interrupted is not None:
         return Ended(outcome, interrupted.exit_code, str(interrupted))
+    if misuse:
+        return Ended(outcome, MISUSE, misuse)
+    return _ended_by_itself(outcome, ended, expected)
+
+
+def _ended_by_itself(outcome: Outcome, ended: Sequence[Run | RunFailed], expected: int) -> Ended:
     failures = [run for run in ended if isinstance(run, RunFailed)]
-    if failures:
-        more = f" ({len(failures)} of {expected} runs failed)"
-        if len(ended) < expected:
-            more = f" (runs that were not tried: {expected - len(ended)}; the command itself is at fault)"
-        return Ended(outcome, failures[0].exit_code, f"{failures[0]}{more}")
-    return Ended(outcome)
+    if not failures:
+        return Ended(outcome)
+    more = f" ({len(failures)} of {expected} runs failed)"
+    if len(ended) < expected:
+        more = f" (runs that were not tried: {expected - len(ended)}; the command itself is at fault)"
+    return Ended(outcome, failures[0].exit_code, f"{failures[0]}{more}")
 
 
 def _warning(plan: Plan, conditions: Conditions) -> str | None:
@@ -134,6 +146,16 @@ def _warning(plan: Plan, conditions: Conditions) -> str | None:
     return (
         f"the link is NOT shaped to {plan.bandwidth}: {conditions.reason}. All processes share one "
         "loopback interface, so times say nothing about a slow network. Accuracy and bytes are not affected."
+    )
+
+
+def _refuse_target(target: float | None, run: Run | RunFailed) -> str | None:
+    """Says why no run can reach the target, which shows once a run has said what it measures. None: one can."""
+    if target is None or isinstance(run, RunFailed) or run.result.metric == "loss" or 0 <= target <= 1:
+        return None
+    return (
+        f"--target {target:g} is outside 0 to 1, and the command writes accuracies: give a fraction, such as 0.9. The "
+        "report keeps what has run"
     )
 
 
