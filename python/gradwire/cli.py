@@ -223,11 +223,11 @@ def ab(
     from gradwire.ab.command import run_experiment
     from gradwire.ab.experiment import Plan
     from gradwire.launch.console import say
-    from gradwire.terminal.plain_console import plain_console
+    from gradwire.terminal.plain_console import lasting_console
 
     chosen = tuple(range(first_seed, first_seed + seeds))
     plan = Plan(tuple(command), tuple(arms), chosen, workers, servers, bandwidth, report)
-    ended = run_experiment(plan, target, json_file, plain_console(json_file))
+    ended = run_experiment(plan, target, json_file, lasting_console(json_file))
     if ended.exit_code:
         say(f"ab: {ended.cause}")
         raise typer.Exit(ended.exit_code)
@@ -252,9 +252,9 @@ def doctor(json_file: JsonOption = None) -> None:
     from gradwire.terminal.plain_console import plain_console
 
     finding = examine()
+    write_json(finding.record(), json_file)
     if json_file != "-":
         show(finding, plain_console())
-    write_json(finding.record(), json_file)
     raise typer.Exit(1 if finding.faults else 0)
 
 
@@ -348,13 +348,13 @@ def timeline(
 
     loaded = command.load(file)
     summary = summarise(loaded, step)
-    if json_file != "-":
-        command.show(summary, plain_console())
     if svg is not None:
         svg.write_text(picture.draw(loaded, step), encoding="utf-8")
     if out is not None:
         write_trace(loaded, out)
     write_json(summary.record(), json_file)
+    if json_file != "-":
+        command.show(summary, plain_console())
 
 
 @app.command(cls=Command, rich_help_panel=_INSPECT)

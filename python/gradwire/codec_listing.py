@@ -78,12 +78,12 @@ def list_codecs(codec: str | None, json_file: str | None, console: Console) -> N
 
         compress.make(codec)  # its error names the nearest
     found = [row for row in records() if codec in (None, row["codec"])]
+    write_json(found, json_file)
     if json_file != "-":
         if codec is None:
             _show(found, console)
         else:
             _explain(found[0], console)
-    write_json(found, json_file)
 
 
 def _explain(row: dict[str, Any], console: Console) -> None:

@@ -98,12 +98,13 @@ def tune(
     from gradwire.autotune.launches import Job, LaunchFailed
     from gradwire.launch.console import say
     from gradwire.settings.units import parse_rate
-    from gradwire.terminal.plain_console import plain_console
+    from gradwire.terminal.plain_console import lasting_console, plain_console
 
     if bandwidth is not None:
         parse_rate(bandwidth)
     job = Job(tuple(command), workers, servers, bandwidth)
-    console = plain_console(json_file)
+    is_kept = json_file is not None or report is not None
+    console = lasting_console(json_file) if is_kept else plain_console(json_file)
     try:
         outcome, facts = _run(job, trials, steps, console)
     except LaunchFailed as failure:
@@ -113,13 +114,14 @@ def tune(
         raise typer.Exit(failure.exit_code) from None
     record = outcome.record() | facts
     write_json(record, json_file)
-    _show(outcome, json_file, console)
+    page = None
     if report is not None:
         from gradwire.autotune.page import write_page
 
-        console.print(
-            f"report: {write_page(report, outcome, facts, record)}", highlight=False, soft_wrap=True
-        )
+        page = write_page(report, outcome, facts, record)
+    _show(outcome, json_file, console)
+    if page is not None:
+        console.print(f"report: {page}", highlight=False, soft_wrap=True)
     if outcome.search.is_interrupted:
         raise typer.Exit(_INTERRUPTED)
 

@@ -87,13 +87,14 @@ def codec(
     from gradwire.bench.codec import Plan, measure
     from gradwire.bench.tables import codec_table
     from gradwire.launch.console import say
-    from gradwire.terminal.plain_console import plain_console
+    from gradwire.terminal.plain_console import lasting_console, plain_console
 
     plan = Plan(elements, piece_elements, threads, repeat)
     specs = codecs or compress.list()
     for spec in specs:
         compress.Compression.parse(spec)  # a misspelt one is to cost no minutes
-    console = plain_console(json_file)
+    is_kept = json_file is not None or report is not None
+    console = lasting_console(json_file) if is_kept else plain_console(json_file)
     records: list[dict[str, Any]] = []
     try:
         for spec in specs:
@@ -102,10 +103,10 @@ def codec(
             records += rows
             console.print(codec_table(rows))
     finally:  # Ctrl-C, too, leaves what was measured
-        if report is not None and records:
-            say(f"wrote {codec_page.write_page(report, records, codec_page.facts_of(plan))}")
         if records:
             write_json(records, json_file)
+        if report is not None and records:
+            say(f"wrote {codec_page.write_page(report, records, codec_page.facts_of(plan))}")
 
 
 @app.command(cls=Command)
@@ -274,9 +275,9 @@ def ps(
         mxnet_python=mxnet_python,
     )
     records, troubles = measure(plan, say)
+    write_json(records, json_file)
     if measured := _measured(records):
         plain_console(json_file).print(servers_table(measured))
-    write_json(records, json_file)
     _expect_success("ps", measured, troubles)
 
 
@@ -453,17 +454,17 @@ def all_reduce(
         mxnet_python=mxnet_python,
     )
     records, troubles = measure(plan, say)
-    console = plain_console(json_file)
+    write_json(records, json_file)
     if measured := _measured(records):
-        console.print(all_reduce_table(measured))
-        if speed_titles(measured):
-            console.print(speed_table(measured))
         if report is not None:
             facts = page.facts_of(plan)
             if troubles:
                 facts["failed"] = "; ".join(map(str, troubles))
             say(f"wrote {page.write_page(report, measured, facts)}")
-    write_json(records, json_file)
+        console = plain_console(json_file)
+        console.print(all_reduce_table(measured))
+        if speed_titles(measured):
+            console.print(speed_table(measured))
     _expect_success("allreduce", measured, troubles)
 
 

@@ -351,13 +351,18 @@ def _predict(
 
     console = plain_console(json_file)
     found = planner.answer(question, costs)
-    _show(found, question, console, notes)
     record = found.record()
+    rows: list[Prediction] = []
     interrupted = False
     if sweep is not None:
-        rows, interrupted = _sweep(question, sweep, costs, svg, console)
+        rows, interrupted = _sweep(question, sweep, costs)
         record["sweep"] = [row.record() for row in rows]
+        if svg is not None and rows:
+            svg.write_text(chart_of(rows, sweep), encoding="utf-8")
     write_json(record, json_file)
+    _show(found, question, console, notes)
+    if sweep is not None and rows:
+        _show_sweep(rows, sweep, console)
     if interrupted:
         say("plan: stopped by SIGINT before the sweep was complete")
         raise typer.Exit(128 + signal.SIGINT)
@@ -436,27 +441,26 @@ def _show(found: Answer, question: Question, console: Console, notes: Sequence[s
 
 
 def _sweep(
-    question: Question,
-    over: Literal["bandwidth", "workers"],
-    costs: Calibration,
-    svg: Path | None,
-    console: Console,
+    question: Question, over: Literal["bandwidth", "workers"], costs: Calibration
 ) -> tuple[list[Prediction], bool]:
-    """Shows and draws a sweep. Returns its rows, and whether Ctrl-C ended it before the last of them."""
+    """Returns the rows of a sweep, and whether Ctrl-C ended it before the last of them."""
+    from gradwire.plan import planner
+
+    rows: list[Prediction] = []
+    try:
+        for row in planner.sweep(question, over, costs):
+            rows.append(row)  # one by one: each is there when Ctrl-C comes
+    except KeyboardInterrupt:
+        return rows, True
+    return rows, False
+
+
+def _show_sweep(rows: Sequence[Prediction], over: Literal["bandwidth", "workers"], console: Console) -> None:
     from gradwire.plan import planner
     from gradwire.plan.prediction_table import fitting_table
     from gradwire.settings.units import format_rate
     from gradwire.terminal.wide_table import print_table
 
-    rows: list[Prediction] = []
-    interrupted = False
-    try:
-        for row in planner.sweep(question, over, costs):
-            rows.append(row)  # one by one: each is there when Ctrl-C comes
-    except KeyboardInterrupt:
-        interrupted = True
-    if not rows:
-        return rows, interrupted
     print_table(fitting_table(rows, None, console), console)
     if over == "bandwidth":
         highest = planner.pays_below(rows)
@@ -466,9 +470,6 @@ def _sweep(
         if highest is not None:
             told = f"the fastest link tried on which a codec gains more than a point: {format_rate(highest)}"
         console.print(told, highlight=False)
-    if svg is not None:
-        svg.write_text(chart_of(rows, over), encoding="utf-8")
-    return rows, interrupted
 
 
 def chart_of(rows: Sequence[Prediction], over: Literal["bandwidth", "workers"]) -> str:
