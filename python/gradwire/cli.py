@@ -21,6 +21,7 @@ from gradwire.autotune.command import tune
 from gradwire.launch.command import ALIASES, run
 from gradwire.plan.command import plan
 from gradwire.settings.suggestions import nearest
+from gradwire.terminal.counts import MOST_PROCESSES, MOST_REPETITIONS
 from gradwire.terminal.help_page import COMMAND_ARGUMENTS, Command, Group, public_commands, public_options
 from gradwire.terminal.json_option import (
     JsonOption,
@@ -141,7 +142,10 @@ def ab(
         list[str], typer.Argument(metavar="CMD...", help="Program and arguments of every worker.")
     ],
     workers: Annotated[
-        int, typer.Option("-n", "--num-workers", metavar="N", min=1, help="Number of workers.")
+        int,
+        typer.Option(
+            "-n", "--num-workers", metavar="N", min=1, max=MOST_PROCESSES, help="Number of workers."
+        ),
     ],
     report: Annotated[
         Path,
@@ -164,13 +168,21 @@ def ab(
     servers: Annotated[
         int | None,
         typer.Option(
-            "-s", "--num-servers", metavar="N", min=0, help="Number of servers. Default: one per worker."
+            "-s",
+            "--num-servers",
+            metavar="N",
+            min=0,
+            max=MOST_PROCESSES,
+            help="Number of servers. Default: one per worker.",
         ),
     ] = None,
     seeds: Annotated[
         int,
         typer.Option(
-            metavar="N", min=1, help="Runs of each arm. Each run has a seed of its own. Default: 3."
+            metavar="N",
+            min=1,
+            max=MOST_REPETITIONS,
+            help="Runs of each arm. Each run has a seed of its own. Default: 3.",
         ),
     ] = 3,
     first_seed: Annotated[
@@ -468,12 +480,14 @@ def main(arguments: list[str] | None = None) -> None:
 
         say(core_fault(error))
         code = 1
-    except (ValueError, OSError, RuntimeError) as error:
+    except (ValueError, OSError, RuntimeError, MemoryError) as error:
         if os.environ.get("GRADWIRE_LOG_LEVEL") == "debug":
             raise
         text = str(error)
         if isinstance(error, OSError) and error.errno == errno.ENOSPC and error.filename is None:
             text = f"the output of this command cannot be written ({error.strerror}): free some space"
+        if isinstance(error, MemoryError):
+            text = f"this machine has too little memory for that ({error}): give smaller numbers"
         say(text)
         code = 2 if isinstance(error, ValueError) else getattr(error, "exit_code", 1)
     sys.exit(code)

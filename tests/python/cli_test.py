@@ -9,10 +9,16 @@ import shlex
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import get_args, get_type_hints
 
 import pytest
+from gradwire import cli
+from gradwire.autotune.command import tune
+from gradwire.bench import command as bench
 from gradwire.launch.hosts import HostSlots, is_this_machine, read_hosts
+from gradwire.plan.command import plan
 
 PROGRAMS = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
 
@@ -255,6 +261,47 @@ def test_a_value_that_is_refused_is_named_with_its_option(
     assert done.returncode == 2
     named = rf"gradwire: Invalid value for '[^:]*{option}[^:]*': .*\b{re.escape(value)}\b.*\n"
     assert re.fullmatch(named, done.stderr), done.stderr
+
+
+@pytest.mark.parametrize("command", [cli.ab, tune, plan, bench.codec, bench.ps, bench.all_reduce])
+def test_every_count_has_a_most(command: Callable[..., None]) -> None:
+    hints = get_type_hints(command, include_extras=True)
+    counts = {name: hint for name, hint in hints.items() if int in (of := get_args(hint)) or int | None in of}
+    assert counts
+    assert not [name for name, hint in counts.items() if hint.__metadata__[0].max is None]
+
+
+def test_a_count_above_the_most_is_refused() -> None:
+    for words in (
+        ("ab", "-n"),
+        ("ab", "--seeds"),
+        ("bench", "allreduce", "-n"),
+        ("bench", "codec", "--elements"),
+    ):
+        done = gradwire(*words, "99999999999999")
+        assert done.returncode == 2
+        assert re.search(rf"{words[-1]}'.*: .*99999999999999\b.*", done.stderr), done.stderr
+
+
+def test_too_little_memory_is_one_line() -> None:
+    words = [
+        sys.executable,
+        "-m",
+        "gradwire.cli",
+        "bench",
+        "codec",
+        "--codec",
+        "none",
+        "--elements",
+        str(2**32),
+    ]
+    limited = ["sh", "-c", f"ulimit -v 8000000; exec {shlex.join(words)}"]  # kilobytes
+    done = subprocess.run(limited, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 1
+    assert done.stderr.startswith(
+        "gradwire: this machine has too little memory for that (Unable to allocate "
+    )
+    assert done.stderr.count("\n") == 1
 
 
 def test_what_is_refused_leaves_no_folder(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from gradwire.terminal.counts import MOST_PROCESSES, MOST_REPETITIONS
 from gradwire.terminal.json_option import JsonOption, check_report, write_json
 
 if TYPE_CHECKING:
@@ -29,7 +30,10 @@ def tune(
         list[str], typer.Argument(metavar="CMD...", help="Program and arguments of every worker.")
     ],
     workers: Annotated[
-        int, typer.Option("-n", "--num-workers", metavar="N", min=1, help="Number of workers.")
+        int,
+        typer.Option(
+            "-n", "--num-workers", metavar="N", min=1, max=MOST_PROCESSES, help="Number of workers."
+        ),
     ],
     servers: Annotated[
         int | None,
@@ -38,6 +42,7 @@ def tune(
             "--num-servers",
             metavar="N",
             min=0,
+            max=MOST_PROCESSES,
             help="Number of servers. Default: one per worker, which end quietly if the script's store needs none.",
         ),
     ] = None,
@@ -50,13 +55,17 @@ def tune(
         ),
     ] = None,
     trials: Annotated[
-        int, typer.Option(metavar="N", help="Most launches of the job; 20 or more. Default: 80.")
+        int,
+        typer.Option(
+            metavar="N", max=MOST_REPETITIONS, help="Most launches of the job; 20 or more. Default: 80."
+        ),
     ] = 80,
     steps: Annotated[
         int | None,
         typer.Option(
             metavar="N",
             min=4,
+            max=MOST_REPETITIONS,
             help="Steps to time in a launch. Default: as many as take 5 s, but 10 to 40.",
         ),
     ] = None,

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from gradwire import codec_listing
+from gradwire.terminal.counts import MOST_ELEMENTS, MOST_PROCESSES, MOST_REPETITIONS, MOST_THREADS
 from gradwire.terminal.help_page import Command, Group
 from gradwire.terminal.json_option import JsonOption, check_report, write_json
 
@@ -45,23 +46,33 @@ def codec(
         ),
     ] = None,
     elements: Annotated[
-        int, typer.Option(metavar="N", min=1, help="Floats in the gradient. Default: 25000000.")
+        int,
+        typer.Option(
+            metavar="N", min=1, max=MOST_ELEMENTS, help="Floats in the gradient. Default: 25000000."
+        ),
     ] = 25_000_000,
     threads: Annotated[
-        int, typer.Option(metavar="N", min=1, help="Threads for the codec and for memcpy. Default: 1.")
+        int,
+        typer.Option(
+            metavar="N", min=1, max=MOST_THREADS, help="Threads for the codec and for memcpy. Default: 1."
+        ),
     ] = 1,
     piece_elements: Annotated[
         int,
         typer.Option(
             metavar="N",
             min=0,
+            max=MOST_ELEMENTS,
             help="Floats in one call, as in one partition. 0: a thread's whole share. Default: 262144.",
         ),
     ] = 262_144,
     repeat: Annotated[
         int,
         typer.Option(
-            metavar="N", min=1, help="Timed calls of each operation; medians are shown. Default: 7."
+            metavar="N",
+            min=1,
+            max=MOST_REPETITIONS,
+            help="Timed calls of each operation; medians are shown. Default: 7.",
         ),
     ] = 7,
     report: Annotated[
@@ -113,7 +124,15 @@ def codec(
 def ps(
     ranks: Annotated[
         int,
-        typer.Option("--ranks", "-n", metavar="N", min=1, help="Number of workers.", rich_help_panel=_JOB),
+        typer.Option(
+            "--ranks",
+            "-n",
+            metavar="N",
+            min=1,
+            max=MOST_PROCESSES,
+            help="Number of workers.",
+            rich_help_panel=_JOB,
+        ),
     ],
     size: Annotated[
         str,
@@ -131,6 +150,7 @@ def ps(
             "-s",
             metavar="N",
             min=1,
+            max=MOST_PROCESSES,
             help="Number of servers. Default: one per worker.",
             rich_help_panel=_JOB,
         ),
@@ -179,7 +199,11 @@ def ps(
     repeat: Annotated[
         int,
         typer.Option(
-            metavar="N", min=1, help="Timed rounds of each system. Default: 7.", rich_help_panel=_MEASUREMENT
+            metavar="N",
+            min=1,
+            max=MOST_REPETITIONS,
+            help="Timed rounds of each system. Default: 7.",
+            rich_help_panel=_MEASUREMENT,
         ),
     ] = 7,
     launches: Annotated[
@@ -187,6 +211,7 @@ def ps(
         typer.Option(
             metavar="N",
             min=1,
+            max=MOST_REPETITIONS,
             help="Jobs of each system. Systems take turns. Default: 2 with --peer or --replicas, else 1.",
             rich_help_panel=_MEASUREMENT,
         ),
@@ -196,6 +221,7 @@ def ps(
         typer.Option(
             metavar="N",
             min=1,
+            max=MOST_ELEMENTS,
             help="Tensors that the gradient consists of. Several are measured with fusion and without. Default: 1.",
             rich_help_panel=_JOB,
         ),
@@ -286,7 +312,13 @@ def all_reduce(
     ranks: Annotated[
         int,
         typer.Option(
-            "--ranks", "-n", metavar="N", min=1, help="Number of workers, one per host.", rich_help_panel=_JOB
+            "--ranks",
+            "-n",
+            metavar="N",
+            min=1,
+            max=MOST_PROCESSES,
+            help="Number of workers, one per host.",
+            rich_help_panel=_JOB,
         ),
     ],
     size: Annotated[
@@ -304,6 +336,7 @@ def all_reduce(
         typer.Option(
             metavar="N",
             min=1,
+            max=MOST_ELEMENTS,
             help="Tensors that the gradient consists of. Several are measured with fusion and without. Default: 1.",
             rich_help_panel=_JOB,
         ),
@@ -371,7 +404,11 @@ def all_reduce(
     repeat: Annotated[
         int,
         typer.Option(
-            metavar="N", min=1, help="Timed rounds of each system. Default: 7.", rich_help_panel=_MEASUREMENT
+            metavar="N",
+            min=1,
+            max=MOST_REPETITIONS,
+            help="Timed rounds of each system. Default: 7.",
+            rich_help_panel=_MEASUREMENT,
         ),
     ] = 7,
     launches: Annotated[
@@ -379,6 +416,7 @@ def all_reduce(
         typer.Option(
             metavar="N",
             min=1,
+            max=MOST_REPETITIONS,
             help="Jobs of each system. Systems take turns. Default: 2.",
             rich_help_panel=_MEASUREMENT,
         ),

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from gradwire import codec_listing
+from gradwire.terminal.counts import MOST_PROCESSES, MOST_THREADS
 from gradwire.terminal.json_option import JsonOption, check_output, write_json
 
 if TYPE_CHECKING:
@@ -22,8 +23,6 @@ if TYPE_CHECKING:
 
 _LATENCY = "50us"
 _CORES = 8  # that a host is taken to have, beside its GPU, of which the profile does not say how many
-_MOST_NODES = 65_536  # minutes of simulating
-_MOST_THREADS = 1_024
 _ASK_FOR_TIME = "The compute time is that of the profile's own device; --step-time gives yours."
 # What --help shows together.
 _MODEL = "Model"
@@ -70,7 +69,7 @@ def plan(
         typer.Option(
             metavar="N",
             min=1,
-            max=_MOST_THREADS,
+            max=MOST_THREADS,
             help="Run N copies of CMD at once while it is profiled: as many workers as will share a machine. "
             "Default: 1.",
             rich_help_panel=_MODEL,
@@ -89,7 +88,12 @@ def plan(
     workers: Annotated[
         int,
         typer.Option(
-            "-n", "--num-workers", metavar="N", min=1, max=_MOST_NODES, help="Number of workers. Default: 8."
+            "-n",
+            "--num-workers",
+            metavar="N",
+            min=1,
+            max=MOST_PROCESSES,
+            help="Number of workers. Default: 8.",
         ),
     ] = 8,
     servers: Annotated[
@@ -99,7 +103,7 @@ def plan(
             "--num-servers",
             metavar="N",
             min=1,
-            max=_MOST_NODES,
+            max=MOST_PROCESSES,
             help="Number of servers. Default: several numbers are tried.",
         ),
     ] = None,
@@ -142,7 +146,7 @@ def plan(
         typer.Option(
             metavar="N",
             min=1,
-            max=_MOST_THREADS,
+            max=MOST_THREADS,
             help="Threads of a worker that encode and decode. Default: as gradwire chooses on the machine of the "
             f"profile: half of its cores, 1 to 4; of {_CORES} cores for a model.",
             rich_help_panel=_DETAILS,
@@ -153,7 +157,7 @@ def plan(
         typer.Option(
             metavar="N",
             min=1,
-            max=_MOST_THREADS,
+            max=MOST_THREADS,
             help="Threads of a server that sum. Default: 1.",
             rich_help_panel=_DETAILS,
         ),
