@@ -276,7 +276,8 @@ def codecs(
         str | None,
         typer.Argument(
             metavar="[CODEC]",
-            help="Explain the parameters of this codec. Default: list all codecs.",
+            help="Explain the parameters of this codec, such as 2bit, int8:block=1024 or auto. Default: list all "
+            "codecs.",
             autocompletion=codec_listing.names,
         ),
     ] = None,
@@ -286,11 +287,12 @@ def codecs(
 
     "bits an element" is what a worker sends, divided by the number of elements of the gradient, under the
     defaults. An uncompressed element has 32 bits. "exact sums" says whether servers can send the sum of what workers
-    sent without rounding it again.
+    sent without rounding it again. A CODEC with parameters is described with the bits under these parameters.
 
     [bold]Examples[/bold]
       gradwire codecs
       gradwire codecs 2bit                           what its parameters mean
+      gradwire codecs int8:block=1024                bits an element with this block
       gradwire codecs --json -
     """
     from gradwire.terminal.plain_console import plain_console

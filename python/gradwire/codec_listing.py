@@ -19,7 +19,7 @@ _GRAMMAR = (
         "2bit:threshold=auto,reply=2bit",
         "how servers send sums back: exact, fp32 or the codec",
     ),
-    ("...,weights=FORMAT", "2bit:weights=delta:2bit", "how servers with an optimizer send weights"),
+    ("...,weights=FORMAT", "2bit:weights=delta:int8", "how servers with an optimizer send weights"),
     ("auto:budget=BUDGET", "auto:budget=0.3 points", "gradwire.torch chooses a codec for each parameter"),
 )
 
@@ -38,17 +38,48 @@ def records() -> list[dict[str, Any]]:
     the defaults, whether it loses information, and whether servers can send the exact sum."""
     from gradwire import _core
 
-    return [
-        {
-            "codec": row["name"],
-            "summary": row["summary"],
-            "bits_per_element": bits_per_element(row["name"]),
-            "lossy": row["lossy"],
-            "exact_reply": row["exact_reply"],
-            "parameters": row["parameters"],
-        }
-        for row in _core.codecs()
-    ]
+    return [_record(row, row["name"]) for row in _core.codecs()]
+
+
+def record_of(spec: str) -> dict[str, Any]:
+    """Describes the codec of a spec, as records() does, but with the bits under the parameters of the spec.
+
+    Raises: ValueError: there is no such codec or parameter; names the nearest.
+    """
+    from gradwire import _core, compress
+    from gradwire.controller.budget import requested
+
+    if requested(spec) is not None:
+        return _record_of_auto()
+    name = compress.Compression.parse(spec).spec.partition(":")[0]
+    return _record(next(row for row in _core.codecs() if row["name"] == name), spec)
+
+
+def _record(row: dict[str, Any], spec: str) -> dict[str, Any]:
+    return {
+        "codec": row["name"],
+        "summary": row["summary"],
+        "bits_per_element": bits_per_element(spec),
+        "lossy": row["lossy"],
+        "exact_reply": row["exact_reply"],
+        "parameters": row["parameters"],
+    }
+
+
+def _record_of_auto() -> dict[str, Any]:
+    """Describes what is no codec, but stands in the place of one: bits are those of the codecs that it chooses."""
+    from gradwire.controller.budget import AUTO, DEFAULT
+    from gradwire.controller.plan import CANDIDATES
+
+    budget = "accuracy that may be lost ('0.3 points'), or relative error of a step's mean ('5% error')"
+    return {
+        "codec": AUTO,
+        "summary": f"gradwire.torch chooses a codec for each parameter: {', '.join(CANDIDATES)}",
+        "bits_per_element": None,
+        "lossy": True,
+        "exact_reply": False,
+        "parameters": [{"name": "budget", "default": DEFAULT, "help": budget}],
+    }
 
 
 def bits_per_element(spec: str) -> float:
@@ -71,36 +102,26 @@ def bits_per_element(spec: str) -> float:
 def list_codecs(codec: str | None, json_file: str | None, console: Console) -> None:
     """Shows all codecs and the grammar of a spec, or one codec with what its parameters mean; writes the record.
 
-    Raises: ValueError: there is no such codec; names the nearest.
-    """
-    if codec is not None:
-        from gradwire import compress
+    Args: codec: a spec. None: all codecs.
 
-        compress.make(codec)  # its error names the nearest
-    found = [row for row in records() if codec in (None, row["codec"])]
+    Raises: ValueError: there is no such codec or parameter; names the nearest.
+    """
+    found = records() if codec is None else [record_of(codec)]
     write_json(found, json_file)
     if json_file != "-":
         if codec is None:
             _show(found, console)
         else:
-            _explain(found[0], console)
+            _explain(codec, found[0], console)
 
 
-def _explain(row: dict[str, Any], console: Console) -> None:
+def _explain(spec: str, row: dict[str, Any], console: Console) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    console.print(Text.assemble((row["codec"], "bold"), f": {row['summary']}"))
-    exact = (
-        "the exact sum"
-        if row["exact_reply"]
-        else "no exact sum of lossy payloads"
-        if row["lossy"]
-        else "the sum"
-    )
-    console.print(
-        f"{row['bits_per_element']:.3g} bits an element; servers can send {exact}.", highlight=False
-    )
+    console.print(Text.assemble((spec, "bold"), f": {row['summary']}"))
+    if row["bits_per_element"] is not None:
+        console.print(f"{row['bits_per_element']:.3g} bits an element; {_sum_sent(row)}.", highlight=False)
     if not row["parameters"]:
         console.print("It has no parameters.")
         return
@@ -109,6 +130,12 @@ def _explain(row: dict[str, Any], console: Console) -> None:
         table.add_row(f"  {parameter['name']}={parameter['default']}", parameter["help"])
     console.print("\nParameters, with their defaults", style="bold", highlight=False)
     console.print(table, highlight=False)
+
+
+def _sum_sent(row: dict[str, Any]) -> str:
+    if row["exact_reply"]:
+        return "servers can send the exact sum"
+    return f"servers can send {'no exact sum of lossy payloads' if row['lossy'] else 'the sum'}"
 
 
 def _show(found: list[dict[str, Any]], console: Console) -> None:

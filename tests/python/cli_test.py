@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import re
@@ -14,11 +15,12 @@ from pathlib import Path
 from typing import get_args, get_type_hints
 
 import pytest
-from gradwire import cli
+from gradwire import cli, codec_listing
 from gradwire.autotune.command import tune
 from gradwire.bench import command as bench
 from gradwire.launch.hosts import HostSlots, is_this_machine, read_hosts
 from gradwire.plan.command import plan
+from rich.console import Console
 
 PROGRAMS = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
 
@@ -170,6 +172,32 @@ def test_codecs_are_listed_with_their_grammar() -> None:
     wrong = gradwire("codecs", "2bits")
     assert wrong.returncode == 2
     assert "did you mean 2bit?" in wrong.stderr
+
+
+def test_a_codec_with_parameters_is_explained_as_it_was_given() -> None:
+    done = gradwire("codecs", "int8:block=1024,reply=int8")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("int8:block=1024,reply=int8: ")
+    assert "8.03 bits an element" in done.stdout
+    assert "block=256" in done.stdout, "the default"
+    [row] = json.loads(gradwire("codecs", "int8:block=1024", "--json", "-").stdout)
+    assert (row["codec"], row["bits_per_element"]) == ("int8", pytest.approx(8 + 32 / 1024))
+    wrong = gradwire("codecs", "int8:blok=1024", "--json", "-")
+    assert (wrong.returncode, wrong.stdout) == (2, "")
+    assert "did you mean block?" in wrong.stderr
+
+
+@pytest.mark.parametrize(
+    "name", [*codec_listing.names(), *(example for _, example, _ in codec_listing._GRAMMAR)]
+)
+def test_whatever_is_offered_is_explained(name: str) -> None:
+    row = codec_listing.record_of(name)
+    assert row["codec"] == name.partition(":")[0]
+    console = Console(file=io.StringIO(), width=200)
+    codec_listing.list_codecs(name, None, console)
+    text = console.file.getvalue()  # type: ignore[attr-defined]
+    assert text.startswith(f"{name}: {row['summary']}\n")
+    assert all(parameter["help"] in text for parameter in row["parameters"])
 
 
 @pytest.mark.parametrize("command", ["run", "ab", "plan", "timeline", "doctor", "codecs", "key", "version"])
