@@ -31,9 +31,10 @@ def measure(codec: str, workers: int, given: argparse.Namespace) -> dict[str, An
     """Runs one cell; raises RuntimeError where a sum was wrong."""
     words = ["bench", "ps", "--ranks", str(workers), "--servers", "1", "--codec", codec]
     words += ["--bytes", str(ROUND_BYTES // workers), "--repeat", str(given.repeat)]
+    options: list[str] = []
     if workers <= MOST_WITH_MXNET:
         words += ["--peer", "mxnet"]
-    options = ["--mxnet-python", given.mxnet_python] if given.mxnet_python else []
+        options = ["--mxnet-python", given.mxnet_python] if given.mxnet_python else []
     before = os.getloadavg()[0]
     done = subprocess.run(
         [sys.executable, "-m", "gradwire.cli", *words, *options, "--json", "-"],

@@ -54,6 +54,15 @@ def plan(**options: Any) -> AllReducePlan:
         (["--bytes", "10"], "bench allreduce: --bytes 10 is not valid: expected a multiple of 4"),
         (["--peer", "horovod"], "--peer horovod is not valid: expected one of openmpi, gloo, gloo-fp16"),
         (["--transport", "pigeon"], "--transport pigeon is not valid: expected one of zmq"),
+        (["--transport", "pigeon", "--store", OURS], "--transport pigeon is not valid: expected one of zmq"),
+        (
+            ["--transport", "mpi", "--store", f"dist_sync_mpi,{OURS}"],
+            f"--transport mpi with --store {OURS} is not valid: expected zmq, which carries that store",
+        ),
+        (
+            ["--mxnet-python", "python3"],
+            "--mxnet-python python3 without --peer mxnet is not valid: expected both",
+        ),
         (["--store", "allreduse"], "--store allreduse is not valid: expected one of"),
         (["--tensors", "3"], "--tensors 3 is not valid: expected a divisor of the 25000000 floats"),
         (["--tensors", "2", "--peer", "mxnet"], "--tensors 2 with --peer mxnet is not valid"),
@@ -67,6 +76,37 @@ def test_misuse_is_one_line_and_2(arguments: list[str], text: str) -> None:
     error = bench(*arguments, expected_code=2)
     assert text in error
     assert error.count("\n") == 1
+
+
+def test_a_store_has_its_own_transport() -> None:
+    assert stores.chosen((), None) == (OURS,)
+    assert stores.chosen((), "mpi") == ("dist_sync_mpi",)
+    assert stores.chosen(("dist_sync_mpi", OURS), None) == ("dist_sync_mpi", OURS)
+    assert stores.chosen(("allreduce_mpi",), "mpi") == ("allreduce_mpi",)
+
+
+def test_a_page_that_cannot_be_written_costs_itself_alone(tmp_path: Path) -> None:
+    """The folder had not been tried before, and its failure had cost the record."""
+    record, page = tmp_path / "record.json", tmp_path / "page"
+    page.mkdir()
+    (page / "index.html").symlink_to("/dev/full")
+    words = [
+        "--bytes",
+        "4KB",
+        "--repeat",
+        "1",
+        "--launches",
+        "1",
+        "--json",
+        str(record),
+        "--report",
+        str(page),
+    ]
+    command = [sys.executable, "-m", "gradwire.cli", "bench", "allreduce", "-n", "1", *words]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 1
+    assert "gradwire allreduce" in " ".join(done.stdout.split())
+    assert json.loads(record.read_text())[0]["checksum"] is True
 
 
 def test_every_store_codec_checksum_and_fusion_is_a_row_with_a_label_of_its_own(

@@ -176,6 +176,10 @@ def test_shaped_links_carry_what_the_workers_count() -> None:
         (["--bytes", "10"], "--bytes 10 is not valid: expected a multiple of 4"),
         (["--peer", "horovod"], "--peer horovod is not valid: expected one of mxnet"),
         (["--transport", "mpi"], "--transport mpi is not valid: expected zmq or inproc"),
+        (
+            ["--mxnet-python", "python3"],
+            "--mxnet-python python3 without --peer mxnet is not valid: expected both",
+        ),
         (["--colocated", "--servers", "3"], "--colocated with --servers 3 is not valid"),
         (["--replicas", "1", "--servers", "1"], "--replicas 1 with --servers 1 is not valid"),
         (["--codec", "3bit"], "2bit"),

@@ -77,6 +77,7 @@ def test_a_group_without_a_command_prints_its_help(words: tuple[str, ...], shown
         (("ab", "-n", "1", "--arm", "none", "--report", "/proc/zz", "--", "true"), "--report"),
         (("tune", "-n", "1", "--report", "/proc/zz", "--", "true"), "--report"),
         (("bench", "codec", "--report", "/proc/zz"), "--report"),
+        (("bench", "allreduce", "-n", "1", "--report", "/proc/zz"), "--report"),
         (("plan", "--model", "vgg16", "--sweep", "workers", "--svg", "/proc/zz.svg"), "--svg"),
         (("timeline", "nofile.json", "--svg", "/proc/zz.svg"), "--svg"),
         (("version", "--json", "/proc/zz.json"), "--json"),

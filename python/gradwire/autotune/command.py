@@ -124,11 +124,13 @@ def tune(
     record = outcome.record() | facts
     write_json(record, json_file)
     page = None
-    if report is not None:
-        from gradwire.autotune.page import write_page
+    try:
+        if report is not None:
+            from gradwire.autotune.page import write_page
 
-        page = write_page(report, outcome, facts, record)
-    _show(outcome, json_file, console)
+            page = write_page(report, outcome, facts, record)
+    finally:  # a page that cannot be written costs itself alone
+        _show(outcome, json_file, console)
     if page is not None:
         console.print(f"report: {page}", highlight=False, soft_wrap=True)
     if outcome.search.is_interrupted:

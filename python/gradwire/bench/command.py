@@ -373,18 +373,20 @@ def all_reduce(
         str,
         typer.Option(
             metavar="NAMES",
-            help="Stores of gradwire, separated by commas. Default: the store of --transport.",
+            help="Stores of gradwire, separated by commas: allreduce, dist_sync, dist_sync_mpi, allreduce_mpi, nccl. "
+            "Default: the first of --transport.",
             rich_help_panel=_JOB,
         ),
     ] = "",
     transport: Annotated[
-        str,
+        str | None,
         typer.Option(
             metavar="NAME",
-            help="Transport of gradwire's store: zmq, mpi, or nccl, which needs a GPU for each rank. Default: zmq.",
+            help="Transport of gradwire's store: zmq, mpi, or nccl, which needs a GPU for each rank. Default: that of "
+            "--store, else zmq.",
             rich_help_panel=_JOB,
         ),
-    ] = "zmq",
+    ] = None,
     checksum: Annotated[
         str,
         typer.Option(
@@ -442,6 +444,7 @@ def all_reduce(
         typer.Option(
             metavar="DIR",
             help="Folder for a page with charts: DIR/index.html. Default: no page.",
+            callback=check_report,
         ),
     ] = None,
     json_file: JsonOption = None,
@@ -480,7 +483,7 @@ def all_reduce(
         ranks=ranks,
         gradient_bytes=parse_size(size),
         bandwidth=bandwidth,
-        stores=_words(store) or (stores.of_transport(transport).name,),
+        stores=stores.chosen(_words(store), transport),
         codecs=tuple(codecs or ["none"]),
         reply=reply,
         tensors=tensors,
@@ -494,15 +497,17 @@ def all_reduce(
     records, troubles = measure(plan, say)
     write_json(records, json_file)
     if measured := _measured(records):
-        if report is not None:
-            facts = page.facts_of(plan)
-            if troubles:
-                facts["failed"] = "; ".join(map(str, troubles))
-            say(f"wrote {page.write_page(report, measured, facts)}")
         console = plain_console(json_file)
-        console.print(all_reduce_table(measured))
-        if speed_titles(measured):
-            console.print(speed_table(measured))
+        try:
+            if report is not None:
+                facts = page.facts_of(plan)
+                if troubles:
+                    facts["failed"] = "; ".join(map(str, troubles))
+                say(f"wrote {page.write_page(report, measured, facts)}")
+        finally:  # a page that cannot be written costs itself alone
+            console.print(all_reduce_table(measured))
+            if speed_titles(measured):
+                console.print(speed_table(measured))
     _expect_success("allreduce", measured, troubles)
 
 

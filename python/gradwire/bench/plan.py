@@ -46,6 +46,8 @@ class RoundPlan:
         self._expect(size >= 4 and size % 4 == 0, f"--bytes {size}", "a multiple of 4, the bytes of a float")
         for peer in self.peers:
             self._expect(peer in self.known_peers, f"--peer {peer}", f"one of {', '.join(self.known_peers)}")
+        used = self.mxnet_python is None or "mxnet" in self.peers
+        self._expect(used, f"--mxnet-python {self.mxnet_python} without --peer mxnet", "both or neither")
         whole = self.elements % self.tensors == 0
         self._expect(
             whole, f"--tensors {self.tensors}", f"a divisor of the {self.elements} floats of --bytes"

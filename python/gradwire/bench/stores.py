@@ -67,6 +67,25 @@ def of_transport(transport: str) -> Store:
     raise ValueError(f"bench allreduce: --transport {transport} is not valid: expected one of {known}")
 
 
+def chosen(names: tuple[str, ...], transport: str | None) -> tuple[str, ...]:
+    """Returns the stores to measure.
+
+    Args:
+        names: given by --store. Empty: the store of the transport.
+        transport: given by --transport. None: any that the stores have; zmq where none is named.
+
+    Raises: ValueError: an unknown name, or a store that another transport carries.
+    """
+    default = of_transport(transport or "zmq")
+    for store in map(find, names):
+        if transport not in (None, store.transport):
+            raise ValueError(
+                f"bench allreduce: --transport {transport} with --store {store.name} is not valid: expected "
+                f"{store.transport}, which carries that store, or no --transport"
+            )
+    return names or (default.name,)
+
+
 def systems(plan: AllReducePlan) -> list[System]:
     """Lists every store with every compression and checksum setting; small tensors fused, and not.
 
