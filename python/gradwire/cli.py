@@ -31,6 +31,7 @@ from gradwire.terminal.json_option import (
     write_json,
     write_secret_json,
 )
+from gradwire.terminal.quantities import check_rate
 
 # What --help shows together.
 _TRAIN, _COMPARE, _MEASURE, _INSPECT = "Train", "Compare", "Measure", "Inspect"
@@ -201,6 +202,7 @@ def ab(
             metavar="RATE",
             help="Rate of each worker's and server's link, such as 100mbit. Needs root. Default: loopback, not "
             "limited.",
+            callback=check_rate,
             rich_help_panel=_NETWORK,
         ),
     ] = None,

@@ -281,6 +281,14 @@ def test_misuse_is_one_line_and_2(arguments: list[str], text: str) -> None:
         (("ab", "--target", "inf"), "--target", "inf"),
         (("ab", "--first-seed", "99999999999999999999"), "--first-seed", "99999999999999999999"),
         (("plan", "--sweep", "rate"), "--sweep", "rate"),
+        *((("plan", "--model", "vgg16", name, "1x"), name, "1x") for name in ("--latency", "--step-time")),
+        *((("bench", name, "-n", "1", "--bytes", "1x"), "--bytes", "1x") for name in ("ps", "allreduce")),
+        *(
+            ((*words, "--bandwidth", "10GB", "true"), "--bandwidth", "10GB")
+            for words in (("ab",), ("tune",), ("plan",), ("bench", "ps"), ("bench", "allreduce"))
+        ),
+        (("plan", "--model", "vgg16", "--calibration", "none.json"), "--calibration", "none.json"),
+        (("plan", "--calibrate", "x.json", "--codec-speeds", "/"), "--codec-speeds", "/"),
     ],
 )
 def test_a_value_that_is_refused_is_named_with_its_option(
@@ -288,8 +296,7 @@ def test_a_value_that_is_refused_is_named_with_its_option(
 ) -> None:
     done = gradwire(*words)
     assert done.returncode == 2
-    named = rf"gradwire: Invalid value for '[^:]*{option}[^:]*': .*\b{re.escape(value)}\b.*\n"
-    assert re.fullmatch(named, done.stderr), done.stderr
+    assert re.fullmatch(rf"gradwire: .*{option}\b.*\W{re.escape(value)}\W.*\n", done.stderr), done.stderr
 
 
 @pytest.mark.parametrize("command", [cli.ab, tune, plan, bench.codec, bench.ps, bench.all_reduce])

@@ -169,6 +169,19 @@ def test_a_command_that_fails_is_quoted_and_only_one_that_ends_well_was_too_shor
     assert ("longer" in str(raised.value)) == (code == "pass")
 
 
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [("#!/no/such/python\n", "No such file or directory"), ("print()\n", "Exec format error")],
+)
+def test_a_script_without_an_interpreter_is_named(text: str, why: str, tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(text)
+    script.chmod(0o755)
+    expected = f"plan: {script} cannot be started ({why}): correct it, or the interpreter in its first line"
+    with pytest.raises(OSError, match=rf"^{re.escape(expected)}$"):
+        step_profile.of_command([str(script)], copies=2)
+
+
 def test_a_command_that_starts_a_job_is_refused_and_its_workers_asked_for() -> None:
     workers = [sys.executable, "train.py"]
     with pytest.raises(RuntimeError) as raised:

@@ -13,6 +13,7 @@ import typer
 
 from gradwire.terminal.counts import MOST_PROCESSES, MOST_REPETITIONS
 from gradwire.terminal.json_option import JsonOption, check_report, write_json
+from gradwire.terminal.quantities import check_rate
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -51,6 +52,7 @@ def tune(
         typer.Option(
             metavar="RATE",
             help="Rate of each worker's and server's link, such as 1gbit. Needs root. Default: loopback, not limited.",
+            callback=check_rate,
             rich_help_panel="Network",
         ),
     ] = None,
@@ -106,11 +108,8 @@ def tune(
     """
     from gradwire.autotune.launches import Job, LaunchFailed
     from gradwire.launch.console import say
-    from gradwire.settings.units import parse_rate
     from gradwire.terminal.plain_console import lasting_console, plain_console
 
-    if bandwidth is not None:
-        parse_rate(bandwidth)
     job = Job(tuple(command), workers, servers, bandwidth)
     is_kept = json_file is not None or report is not None
     console = lasting_console(json_file) if is_kept else plain_console(json_file)

@@ -12,6 +12,7 @@ from gradwire import codec_listing
 from gradwire.terminal.counts import MOST_ELEMENTS, MOST_PROCESSES, MOST_REPETITIONS, MOST_THREADS
 from gradwire.terminal.help_page import Command, Group
 from gradwire.terminal.json_option import JsonOption, check_report, write_json
+from gradwire.terminal.quantities import check_rate, check_size
 
 if TYPE_CHECKING:
     from gradwire.bench.launches import BenchFailed
@@ -31,6 +32,12 @@ app = typer.Typer(
 
 # What --help shows together.
 _JOB, _CODEC, _PEERS, _MEASUREMENT = "Job", "Codec", "Other systems", "Measurement"
+
+
+def _check_rate(text: str | None) -> str | None:
+    from gradwire.bench.plan import UNSHAPED
+
+    return text if text == UNSHAPED else check_rate(text)
 
 
 @app.command(cls=Command)
@@ -140,6 +147,7 @@ def ps(
             "--bytes",
             metavar="SIZE",
             help="Bytes of the fp32 gradient. Default: 100MB.",
+            callback=check_size,
             rich_help_panel=_JOB,
         ),
     ] = "100MB",
@@ -160,6 +168,7 @@ def ps(
         typer.Option(
             metavar="RATE",
             help="Rate of each host's virtual link, such as 1gbit. Needs root. Default: loopback, not limited.",
+            callback=_check_rate,
             rich_help_panel=_JOB,
         ),
     ] = None,
@@ -328,6 +337,7 @@ def all_reduce(
             "--size",
             metavar="SIZE",
             help="Bytes of the fp32 gradient. Default: 100MB.",
+            callback=check_size,
             rich_help_panel=_JOB,
         ),
     ] = "100MB",
@@ -347,6 +357,7 @@ def all_reduce(
             metavar="RATE",
             help="Rate of each host's virtual link, such as 1gbit, or unshaped for links without a limit. Needs root. "
             "Default: one host, over loopback.",
+            callback=_check_rate,
             rich_help_panel=_JOB,
         ),
     ] = None,

@@ -99,7 +99,7 @@ class Calibration:
 def load(file: Path | None = None) -> Calibration:
     """Reads a calibration file; None: the one that comes with gradwire.
 
-    Raises: ValueError: not a calibration; says what is wrong.
+    Raises: ValueError: not a calibration, or not to be read; says what is wrong.
     """
     where = file or importlib.resources.files("gradwire.plan") / "calibration.json"
     try:
@@ -111,6 +111,8 @@ def load(file: Path | None = None) -> Calibration:
         for number in (*links, *numbers):
             if not math.isfinite(number) or number < 0:
                 raise ValueError(f"{number!r} is not a cost: expected a number of at least 0")
+    except OSError as error:
+        raise ValueError(f"plan: --calibration {where} cannot be read ({error.strerror})") from None
     except (TypeError, KeyError, AttributeError, ValueError) as error:
         raise ValueError(f"plan: {where} is not a calibration ({error}): make one with --calibrate") from None
     return calibration
@@ -187,6 +189,8 @@ def measure(say: Callable[[str], None], codec_speeds: Path | None = None) -> Cal
 def _of_file(path: Path) -> tuple[CodecSpeed, ...]:
     try:
         return of_bench(json.loads(path.read_text(encoding="utf-8")))
+    except OSError as error:
+        raise ValueError(f"plan: --codec-speeds {path} cannot be read ({error.strerror})") from None
     except ValueError as error:  # also: neither JSON nor text
         raise ValueError(
             f"plan: --codec-speeds {path} cannot be used ({str(error).removeprefix('plan: ')}); expected the file of "

@@ -13,6 +13,7 @@ import typer
 from gradwire import codec_listing
 from gradwire.terminal.counts import MOST_PROCESSES, MOST_THREADS
 from gradwire.terminal.json_option import JsonOption, check_output, write_json
+from gradwire.terminal.quantities import check_duration, check_rate
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -61,6 +62,7 @@ def plan(
             metavar="TIME",
             help="Compute time of one of your training steps on one worker, such as 90ms. The times of all layers are "
             "scaled to it. Needs --model. Default: the time in the profile.",
+            callback=check_duration,
             rich_help_panel=_MODEL,
         ),
     ] = None,
@@ -108,10 +110,20 @@ def plan(
         ),
     ] = None,
     bandwidth: Annotated[
-        str, typer.Option(metavar="RATE", help="Rate of each host's link, such as 1gbit. Default: 10gbit.")
+        str,
+        typer.Option(
+            metavar="RATE",
+            help="Rate of each host's link, such as 1gbit. Default: 10gbit.",
+            callback=check_rate,
+        ),
     ] = "10gbit",
     latency: Annotated[
-        str, typer.Option(metavar="TIME", help=f"One-way latency between hosts. Default: {_LATENCY}.")
+        str,
+        typer.Option(
+            metavar="TIME",
+            help=f"One-way latency between hosts. Default: {_LATENCY}.",
+            callback=check_duration,
+        ),
     ] = _LATENCY,
     codecs: Annotated[
         list[str] | None,

@@ -54,8 +54,10 @@ def of_command(command: Sequence[str], copies: int = 1) -> Profile:
         copies: run at once, each with its share of the cores, as `gradwire run` gives it: as many as will share a
             machine. The profile is that of the slowest, which the others wait for in every step.
 
-    Raises: RuntimeError: it ended, or half an hour passed, without STEPS steps of a PyTorch optimizer; where it failed,
-        with its last words.
+    Raises:
+        RuntimeError: it ended, or half an hour passed, without STEPS steps of a PyTorch optimizer; where it failed,
+            with its last words.
+        OSError: it cannot be started.
     """
     with tempfile.TemporaryDirectory() as folder:
         files = [Path(folder) / f"profile-{copy}.json" for copy in range(copies)]
@@ -147,9 +149,13 @@ def _run(
 
 
 def _start(command: Sequence[str], env: Mapping[str, str], file: Path, guard: Guard) -> _Copy:
-    process = LocalHost().popen(
-        command, env=env, stdout=sys.stderr, stderr=subprocess.PIPE, start_new_session=True
-    )
+    try:
+        process = LocalHost().popen(
+            command, env=env, stdout=sys.stderr, stderr=subprocess.PIPE, start_new_session=True
+        )
+    except OSError as error:  # the program is there: require_program() has looked
+        what = f"plan: {command[0]} cannot be started ({error.strerror})"
+        raise OSError(f"{what}: correct it, or the interpreter in its first line") from None
     guard.watch(process.pid)
     last: deque[str] = deque(maxlen=_KEPT_LINES)
     reader = threading.Thread(target=_pass_on, args=(process.stderr, last), daemon=True)
