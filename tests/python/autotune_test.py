@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import io
 import itertools
 import json
 import math
 import random
 import re
+import shlex
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from gradwire.autotune import page, step_times
+from gradwire.autotune import command, page, step_times
 from gradwire.autotune import search_space as boxes
 from gradwire.autotune.duel import REPEATS, Duel, fight
 from gradwire.autotune.race import race
@@ -23,6 +25,7 @@ from gradwire.settings import definitions as settings
 from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
+from rich.console import Console
 
 Surface = Callable[[Setting], float]
 BOX = boxes.of_this_machine(cores=8)
@@ -351,6 +354,14 @@ def test_an_interrupted_outcome_names_the_best_that_is_not_proved() -> None:
         "Interrupted after 0 launches: the defaults stay, for streams 2, the best so far, has not won 7 pairs of "
         "launches."
     )
+
+
+@pytest.mark.parametrize("file", ["tuned.json", "my tuned $1.json"])
+def test_how_to_use_it_can_be_pasted(file: str) -> None:
+    console = Console(file=io.StringIO(), width=20)
+    command._show(outcome(SMALL, two_streams_are_faster), file, console)
+    last = console.file.getvalue().splitlines()[-1]  # type: ignore[attr-defined]
+    assert shlex.split(last) == ["use", "it:", "gradwire", "run", "--settings", file, "..."]
 
 
 def test_the_page_has_every_launch_and_nothing_from_elsewhere(tmp_path: Path) -> None:

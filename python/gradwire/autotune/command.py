@@ -200,7 +200,8 @@ def _show(outcome: Outcome, json_file: str | None, console: Console) -> None:
     box = outcome.search.box
     changed = box.changes(found)
     if json_file not in (None, "-"):
-        console.print(f"use it: gradwire run --settings {json_file} ...", highlight=False, soft_wrap=True)
+        use = f"gradwire run --settings {shlex.quote(json_file)} ..."
+        console.print(f"use it: {use}", highlight=False, soft_wrap=True)
         return
     variables = [f"{name}={text}" for name, text in box.environment(found).items()]
     own = [text for text, knob in zip(variables, box.knobs, strict=True) if knob.name in changed]

@@ -451,9 +451,11 @@ def _show(found: Answer, question: Question, console: Console, notes: Sequence[s
     if profile.warning is not None:
         console.print(f"WARNING: {profile.warning}", style="bold yellow", highlight=False)
     print_table(fitting_table(found.predictions, found.best, console), console)
-    for said in (found.left_out, found.reason, *found.next_steps):
+    for said in (found.left_out, found.reason):
         if said is not None:
             console.print(said, highlight=False)
+    for step in found.next_steps:
+        console.print(step, highlight=False, soft_wrap=True)  # commands to copy, which no line end may cut
 
 
 def _sweep(
