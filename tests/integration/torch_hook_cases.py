@@ -25,6 +25,7 @@ import torch.distributed.checkpoint as dcp
 from oracle import row_column_scales
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils.checkpoint import checkpoint
 from torch_hook_models import (
     STATES,
     Kinds,
@@ -275,6 +276,60 @@ def a_last_bucket_that_never_comes() -> None:
         wrapped(torch.ones(2, 40)).sum().backward()
         assert model.unused.weight.grad is None
         assert torch.equal(model.used.weight.grad, torch.full((40, 40), 2.0))
+
+
+class Blocks(nn.Module):
+    """Layers that each lie in a checkpoint: a re-entrant one runs a backward() of its own, inside the outer one."""
+
+    def __init__(self, *, reentrant: bool) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(40, 40, bias=False), nn.Linear(40, 4, bias=False)
+        self.blocks = nn.ModuleList(nn.Linear(40, 40, bias=False) for _ in range(3))
+        self._reentrant = reentrant
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.first(x)
+        for block in self.blocks:
+            x = checkpoint(block, x, use_reentrant=self._reentrant).tanh()
+        return self.last(x)
+
+
+@case
+def reentrant_checkpoints_are_one_exchange() -> None:
+    """All that DDP's buckets bring in the backward passes inside one is exchanged together, vetoed steps too."""
+    outcomes = []
+    for reentrant in (False, True):
+        torch.manual_seed(4)
+        wrapped = DDP(Blocks(reentrant=reentrant), bucket_cap_mb=0.004)
+        state = gw.torch.HookState("2bit:threshold=0.05", warm_up=[("fp16", 2)], on_nonfinite="skip_step")
+        wrapped.register_comm_hook(state, gw.torch.ddp_hook)
+        outcomes.append([step_with_blocks(wrapped, state, step) for step in range(6)])
+        state.close()
+    for apart, inside in zip(*outcomes, strict=True):
+        assert apart.keys() == inside.keys()
+        for what, value in apart.items():
+            torch.testing.assert_close(inside[what], value, rtol=0, atol=0, equal_nan=True, msg=what)
+
+
+def step_with_blocks(wrapped: DDP, state: gw.torch.HookState, step: int) -> dict[str, torch.Tensor]:
+    """What a step makes of gradients and residuals, and its number; in step 4 a gradient of rank 1 is a NaN."""
+    x = torch.randn(8, 40, generator=torch.Generator().manual_seed(7 * step + dist.get_rank()))
+    before = state.stats()["bytes_encoded"]
+    wrapped.zero_grad()
+    loss = wrapped(x).square().mean()
+    factor = float("nan") if step == 4 and dist.get_rank() == 1 else 1.0
+    handle = wrapped.module.first.weight.register_hook(lambda gradient: gradient * factor)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of the step that is skipped
+        loss.backward()
+    handle.remove()
+    own = state.state_dict()
+    gradients = {name: p.grad.clone() for name, p in wrapped.module.named_parameters()}
+    counted = {
+        "step": torch.tensor(own["step"]),
+        "bytes": torch.tensor(state.stats()["bytes_encoded"] - before),
+    }
+    return gradients | {f"residual of {name}": left for name, left in own["residuals"].items()} | counted
 
 
 # ---- what gradients are made of ----------------------------------------------------------------------------------

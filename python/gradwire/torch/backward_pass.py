@@ -80,9 +80,8 @@ class BackwardPass:
         """Notes that the backward() that runs has computed its gradients. No-op for those that have ended with
         another's.
         """
-        outer = torch._C._current_autograd_node()
-        if outer is not None:
-            self._await_outer(outer)
+        if is_inside_another():
+            call_in_outer(self._enter_outer)
             return
         ending = [
             other for each in self._others if (other := each()) is not None and other._tasks & self._tasks
@@ -102,20 +101,10 @@ class BackwardPass:
         if listener is not None:
             listener.on_backward_failed()
 
-    def _await_outer(self, outer: Any) -> None:
-        """Has the backward() around this one be entered by the nodes that follow in it."""
-        handles: list[Any] = []
-
-        def enter_outer(*_: Any) -> None:
-            while handles:
-                handles.pop().remove()
-            listener = self._listener()
-            if listener is not None and listener.sync:
-                self.enter()
-
-        handles += [
-            node.register_prehook(enter_outer) for node, _ in outer.next_functions if node is not None
-        ]
+    def _enter_outer(self) -> None:
+        listener = self._listener()
+        if listener is not None and listener.sync:
+            self.enter()
 
 
 def _call_each(functions: Iterable[Callable[[], None]]) -> None:
@@ -128,6 +117,29 @@ def _call_each(functions: Iterable[Callable[[], None]]) -> None:
 def is_running() -> bool:
     """Whether this thread is in a backward(), or in the callbacks at its end."""
     return torch._C._current_graph_task_id() != -1
+
+
+def is_inside_another() -> bool:
+    """Whether the backward() that has ended ran inside another one, as that of a re-entrant checkpoint. For callbacks
+    at its end.
+    """
+    return torch._C._current_autograd_node() is not None
+
+
+def call_in_outer(function: Callable[[], None]) -> None:
+    """Has a function called once in the backward() around the one that has ended, before the next node there runs.
+    Requires is_inside_another().
+    """
+    outer: Any = torch._C._current_autograd_node()
+    handles: list[Any] = []
+
+    def call_once(*_: Any) -> None:
+        if handles:
+            while handles:
+                handles.pop().remove()
+            function()
+
+    handles += [node.register_prehook(call_once) for node, _ in outer.next_functions if node is not None]
 
 
 class _End:

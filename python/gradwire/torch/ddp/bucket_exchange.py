@@ -20,6 +20,7 @@ import torch
 from torch._C._distributed_c10d import GradBucket
 from torch.autograd import Variable
 
+from gradwire.torch.backward_pass import call_in_outer, is_inside_another
 from gradwire.torch.codecs import adam_warning
 from gradwire.torch.ddp.bucket import Bucket
 from gradwire.torch.ddp.local_shards import LocalShards
@@ -183,15 +184,21 @@ class BucketExchange:
         taken = Bucket(bucket, self.shards, keeps_halves=keeps_halves)
         self._seen.update(dict.fromkeys(bucket.parameters()))
         self._waiting.append(taken)
-        _call_at_end_of_backward(self._on_backward_end)
+        self._await_end()
         if self._sends_early:
             self._send_summed()
         if bucket.is_last():
             self._finish()
         return taken.future
 
+    def _await_end(self) -> None:
+        _call_at_end_of_backward(self._on_backward_end)
+
     def _on_backward_end(self) -> None:
         """Runs when gradients are computed, before DDP takes in what its buckets have become."""
+        if is_inside_another():  # a block in a re-entrant checkpoint: buckets of other blocks follow
+            call_in_outer(self._await_end)
+            return
         if self._waiting:  # DDP has left out the last bucket (skip_all_reduce_unused_params)
             with naming_ranks(self._store):
                 self._finish()
