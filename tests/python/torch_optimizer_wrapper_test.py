@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -163,3 +164,103 @@ def test_what_an_optimizer_has_may_be_set_again(wrap: Wrap, store: gw.kv.KVStore
     assert rates(optimizer) == pytest.approx([0.1, 0.2])
     assert set(optimizer.state) == set(model.parameters())
     optimizer.close()
+
+
+# ---- classes whose methods have other arguments than torch's -----------------------------------------------------
+
+
+class Fused(torch.optim.SGD):
+    """As fused optimizers outside torch, which GradScaler hands itself; with an argument of its own."""
+
+    _step_supports_amp_scaling = True
+
+    @torch.no_grad()
+    def step(self, closure: Any = None, grad_scaler: Any = None, *, times: int = 1) -> Any:  # type: ignore[override]
+        scale = 1.0
+        if grad_scaler is not None:
+            found = grad_scaler._check_inf_per_device(self)
+            assert not any(map(bool, found.values()))
+            scale = grad_scaler.get_scale()
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                parameter.add_(parameter.grad, alpha=-group["lr"] * times / scale)
+
+    def zero_grad(self) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                parameter.grad = None
+
+
+def fused_weights(store: gw.kv.KVStore, wrap: Wrap | None, take: Callable[[Any], object]) -> torch.Tensor:
+    """The weights after one step, taken by take(), of a Fused optimizer that wrap() has wrapped, or none has."""
+    model = make()[0]
+    optimizer: Any = Fused(model.parameters(), lr=0.1)
+    if wrap is not None:
+        optimizer = wrap(optimizer, store)
+    optimizer.zero_grad()
+    model(torch.ones(1, 3)).sum().backward()
+    take(optimizer)
+    if wrap is not None:
+        optimizer.close()
+    return torch.cat([p.detach().flatten() for p in model.parameters()])
+
+
+@either
+def test_a_step_and_zero_grad_take_what_the_class_takes(wrap: Wrap, store: gw.kv.KVStore) -> None:
+    def take(optimizer: Any) -> None:
+        optimizer.step(times=3)
+
+    assert torch.equal(fused_weights(store, wrap, take), fused_weights(store, None, take))
+
+
+@either
+def test_signatures_are_those_of_the_class(wrap: Wrap, store: gw.kv.KVStore) -> None:
+    def compare(optimizer: Any) -> None:
+        for name in ("step", "zero_grad"):
+            own, given = getattr(optimizer, name), getattr(Fused, name)
+            assert list(inspect.signature(own).parameters) == list(inspect.signature(given).parameters)[1:]
+        assert type(optimizer).step.hooked
+
+    fused_weights(store, wrap, compare)
+
+
+def scaled(inner: torch.optim.Optimizer, store: gw.kv.KVStore) -> tuple[Any, torch.amp.GradScaler]:
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    return gw.torch.DistributedOptimizer(
+        inner, store=store, compression="none", codecs={"*": "fp16"}, grad_scaler=scaler
+    ), scaler
+
+
+@pytest.mark.filterwarnings("ignore:GradScaler is going to stop")
+def test_a_scaler_is_handed_to_a_class_that_takes_out_its_scale(store: gw.kv.KVStore) -> None:
+    model = make()[0]
+    optimizer, scaler = scaled(Fused(model.parameters(), lr=0.1), store)
+    expected = [p.detach().clone() for p in model.parameters()]
+    for step in range(3):
+        optimizer.zero_grad()
+        loss = model(torch.ones(1, 3)).sum()
+        gradients = torch.autograd.grad(loss, list(model.parameters()), retain_graph=True)
+        factor = float("inf") if step == 1 else 1.0  # that step is skipped
+        scaler.scale(loss * factor).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        if step != 1:
+            expected = [p - 0.1 * g for p, g in zip(expected, gradients, strict=True)]
+        for parameter, value in zip(model.parameters(), expected, strict=True):
+            torch.testing.assert_close(parameter.detach(), value, rtol=2e-3, atol=1e-3)
+    assert scaler.get_scale() == 512.0
+    optimizer.close()
+
+
+def test_arguments_that_a_step_cannot_use_are_refused(store: gw.kv.KVStore) -> None:
+    def with_overlap(inner: torch.optim.Optimizer, store: gw.kv.KVStore) -> Any:
+        return gw.torch.DistributedOptimizer(inner, store=store, overlap_step=True)
+
+    def with_clipping(inner: torch.optim.Optimizer, store: gw.kv.KVStore) -> Any:
+        return gw.torch.DistributedOptimizer(inner, store=store, max_grad_norm=1.0)
+
+    with pytest.raises(ValueError, match=r"step\(times=\.\.\.\) was called with overlap_step"):
+        fused_weights(store, with_overlap, lambda optimizer: optimizer.step(times=3))
+    scaler = torch.amp.GradScaler("cpu")
+    with pytest.raises(ValueError, match=r"max_grad_norm .* step\(grad_scaler=\.\.\.\)"):
+        fused_weights(store, with_clipping, lambda optimizer: optimizer.step(grad_scaler=scaler))

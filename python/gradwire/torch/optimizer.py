@@ -29,10 +29,15 @@ from gradwire.torch.optimizer_options import (
     has_momentum,
     known_sparse,
     refuse_unknown,
+    require_unscaled,
     require_valid,
     sparse_gradients,
 )
-from gradwire.torch.overlapping.checks import require_no_gradient_is_needed, require_possible
+from gradwire.torch.overlapping.checks import (
+    require_no_arguments,
+    require_no_gradient_is_needed,
+    require_possible,
+)
 from gradwire.torch.overlapping.overlap import OverlappedSums
 from gradwire.torch.parameter_names import GroupMembers, name_parameters, warn_of_ddp
 from gradwire.torch.reducer import GradientReducer
@@ -275,6 +280,14 @@ def _overlaps(
     return overlaps
 
 
+def _report_skipped_step(optimizer: torch.optim.Optimizer, arguments: Mapping[str, Any]) -> None:
+    """Has a GradScaler that leaves the search for infinities to the wrapped class find the NaN of a skipped step: its
+    update() needs that search.
+    """
+    if (scaler := arguments.get("grad_scaler")) is not None:
+        scaler._check_inf_per_device(optimizer)
+
+
 class _Distributed(optimizer_wrapper.Front):
     """What DistributedOptimizer adds to an optimizer's class."""
 
@@ -325,7 +338,7 @@ class _Distributed(optimizer_wrapper.Front):
         )
         self._place = Place(store, self, self._named)
 
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+    def step(self, closure: Callable[[], Any] | None = None, **others: Any) -> Any:
         """Takes the wrapped optimizer's step on the mean gradients.
 
         With overlap_step it only begins the step. With on_nonfinite="skip_step" it takes no step if a gradient is not
@@ -335,6 +348,8 @@ class _Distributed(optimizer_wrapper.Front):
         Args:
             closure: computes gradients and returns the loss. LBFGS, and classes outside torch, call it themselves,
                 equally often on each rank, and get the workers' mean loss. For other optimizers it is called once.
+            others: what else the wrapped class's step() takes, such as the `grad_scaler` that GradScaler passes to
+                fused optimizers. Cannot be combined with overlap_step.
 
         Returns: the closure's loss; None without a closure.
 
@@ -343,7 +358,7 @@ class _Distributed(optimizer_wrapper.Front):
                 last step (momentum_correction).
             ValueError: a closure or a GradScaler with overlap_step; a closure that the optimizer calls itself with
                 momentum_correction or with an option that skips steps; torch's process group was made after the
-                optimizer, which trains alone.
+                optimizer, which trains alone; step(grad_scaler=...) with max_grad_norm.
             TypeError: such a closure does not return a loss.
             gradwire.TransportError, gradwire.TimeoutError: the job has failed; names the rank at fault.
         """
@@ -353,13 +368,16 @@ class _Distributed(optimizer_wrapper.Front):
         self._note_step()
         if self.overlap_step:
             require_no_gradient_is_needed(self, closure)
+            require_no_arguments(others)
+        elif self._max_norm is not None:
+            require_unscaled(others)
         try:
-            return self._step(closure)
+            return self._step(closure, others)
         finally:
             if self._reducer is not None:
                 self._reducer.end_step()
 
-    def _step(self, closure: Callable[[], Any] | None) -> Any:
+    def _step(self, closure: Callable[[], Any] | None, others: Mapping[str, Any]) -> Any:
         loss, closure = closures.called_first(closure, self._base)
         if closure is not None:
             closure = self._handed(closure)
@@ -371,9 +389,11 @@ class _Distributed(optimizer_wrapper.Front):
             if self._momentum is not None:
                 self._momentum.catch_up()
             if self._reducer.take_veto():
+                _report_skipped_step(self, others)
                 return loss
         if self._skips_nonfinite and self._has_nonfinite():
             warn_of_nonfinite("skip_step")
+            _report_skipped_step(self, others)
             return loss
         if closure is None:
             self._clip()
@@ -382,10 +402,10 @@ class _Distributed(optimizer_wrapper.Front):
             if (overlap := self._overlap) is not None and not self._is_due(overlap):
                 self._begin_step(overlap)
             elif closure is not None:
-                result = super().step(closure)
+                result = super().step(closure, **others)
             else:
                 with step_hooks.followed_by(self, self._exchange_anew):
-                    result = super().step()
+                    result = super().step(**others)
         if self._reducer is not None:
             self._reducer.count_step()
         return result if loss is None else loss
@@ -453,8 +473,12 @@ class _Distributed(optimizer_wrapper.Front):
     def _has_nonfinite(self) -> bool:
         return not all_finite(p.grad for group in self.param_groups for p in group["params"])
 
-    def zero_grad(self, set_to_none: bool = True) -> None:
-        """As torch's. Discards what a failed backward() had begun to send."""
+    def zero_grad(self, set_to_none: bool | None = None) -> None:
+        """As torch's. Discards what a failed backward() had begun to send.
+
+        Args:
+            set_to_none: as the wrapped class's zero_grad() has it. Default: that one's.
+        """
         if self._reducer is not None:
             self._reducer.settle()
             self._reducer.forget_gradients()
@@ -462,13 +486,15 @@ class _Distributed(optimizer_wrapper.Front):
         if self._momentum is not None:
             self._momentum.catch_up()
         overlap = self._overlap
+        # Fused optimizers outside torch have a zero_grad() without arguments.
+        given = {} if set_to_none is None else {"set_to_none": set_to_none}
         if overlap is None or not is_divisible(self):
             self.synchronize()
-            super().zero_grad(set_to_none)
+            super().zero_grad(**given)
             return
-        later = overlap.zero_grad(set_to_none=set_to_none)
+        later = overlap.zero_grad(set_to_none=set_to_none is not False)
         steps = SubsetStep(self, self._base)
-        steps.view([p for p in steps.parameters if p not in later]).zero_grad(set_to_none)
+        steps.view([p for p in steps.parameters if p not in later]).zero_grad(**given)
 
     def synchronize(self) -> None:
         """Waits for all sums and, after step(), for all updates, with overlap_step. Does nothing without overlap_step.

@@ -74,6 +74,21 @@ def require_valid(
         )
 
 
+def require_unscaled(arguments: Mapping[str, Any]) -> None:
+    """Refuses max_grad_norm where gradients still have a GradScaler's scale, which the step itself takes out.
+
+    Args:
+        arguments: of step(), other than its closure.
+
+    Raises: ValueError: a grad_scaler is among them.
+    """
+    if arguments.get("grad_scaler") is not None:
+        raise ValueError(
+            "gradwire.torch: max_grad_norm was given, and step(grad_scaler=...) leaves the scale in the gradients; "
+            "leave max_grad_norm out, and clip after scaler.unscale_(optimizer)"
+        )
+
+
 def has_momentum(optimizer: torch.optim.Optimizer) -> bool:
     """True for SGD with momentum in all groups, which momentum_correction needs."""
     return isinstance(optimizer, torch.optim.SGD) and all(g["momentum"] > 0 for g in optimizer.param_groups)

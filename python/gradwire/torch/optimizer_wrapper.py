@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
+import inspect
 from abc import abstractmethod
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 import torch
@@ -58,12 +62,28 @@ def take_over(optimizer: torch.optim.Optimizer, front: type[Front]) -> Any:
     else:
         _stop_horovods(optimizer)
         base = _own_class(optimizer)
-    result: Any = object.__new__(type(f"{front.prefix}{base.__name__}", (front, base), {}))
+    methods = {name: _as_seen(front, base, name) for name in ("step", "zero_grad") if name in vars(front)}
+    result: Any = object.__new__(type(f"{front.prefix}{base.__name__}", (front, base), methods))
     # An LR scheduler made earlier has patched step() on the instance; its patch calls the class it knew.
     result.__dict__.update({name: value for name, value in vars(optimizer).items() if name != "step"})
     result._base = base
     result._earlier = [*getattr(optimizer, "_earlier", []), optimizer]
     return result
+
+
+def _as_seen(front: type[Front], base: type, name: str) -> Callable[..., Any]:
+    """A method of front that has the signature of the class inside: GradScaler and Accelerate look there for what they
+    may pass.
+    """
+    method = getattr(front, name)
+
+    @functools.wraps(method)
+    def seen(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return method(self, *args, **kwargs)
+
+    with contextlib.suppress(TypeError, ValueError):  # compiled classes may have none to read
+        seen.__signature__ = inspect.signature(getattr(base, name))  # type: ignore[attr-defined]
+    return seen
 
 
 def _plain(base: type) -> Any:

@@ -173,11 +173,12 @@ class _LocalSteps(optimizer_wrapper.Front):
         """The outer optimizer, for example to change its learning rate; None after close()."""
         return None if self._rounds is None else self._rounds.outer
 
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+    def step(self, closure: Callable[[], Any] | None = None, **others: Any) -> Any:
         """Takes the wrapped optimizer's step on this worker's gradients, and starts or ends rounds that are due.
 
         Args:
             closure: computes gradients and returns the loss, as for torch's step().
+            others: what else the wrapped class's step() takes.
 
         Returns: the closure's loss; None without a closure.
 
@@ -191,7 +192,7 @@ class _LocalSteps(optimizer_wrapper.Front):
         self._take_in_added()  # by another way than add_param_group()
         if self._rounds is not None:
             self._rounds.begin_step()
-        loss = super().step() if closure is None else super().step(closure)
+        loss = super().step(**others) if closure is None else super().step(closure, **others)
         if self._rounds is not None:
             self._rounds.end_step()
         return loss

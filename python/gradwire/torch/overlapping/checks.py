@@ -64,3 +64,12 @@ def require_no_gradient_is_needed(
             "gradwire.torch: a GradScaler steps an optimizer that has overlap_step; train in bfloat16, which needs "
             "no scale, or leave overlap_step out"
         )
+
+
+def require_no_arguments(given: Mapping[str, Any]) -> None:
+    """Raises ValueError for arguments of step() other than its closure."""
+    for name in given:
+        raise ValueError(
+            f"gradwire.torch: step({name}=...) was called with overlap_step, which takes the step in parts as sums "
+            "arrive; leave the argument or overlap_step out"
+        )
