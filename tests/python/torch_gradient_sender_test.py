@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import pytest
@@ -63,12 +64,30 @@ def test_a_slot_has_no_part_in_the_graph_of_create_graph() -> None:
     sender, memory, recorded = make()
     parameter = memory.parameters[0]
     parameter.register_post_accumulate_grad_hook(lambda _: sender.send(0))
-    with pytest.warns(UserWarning, match="create_graph"):
+    with pytest.warns(RuntimeWarning, match="p.grad of 'first' becomes the workers' mean"):
         (parameter**3).sum().backward(create_graph=True)
     assert recorded.sent == [0]
     assert torch.equal(memory.slot(0).values, torch.full((2, 3), 3.0))
     assert not memory.slot(0).values.requires_grad
     assert memory.slot(0).values.grad_fn is None
+
+
+@pytest.mark.filterwarnings("ignore:Using backward")  # torch's own, of create_graph
+def test_a_graph_that_is_lost_is_told_once() -> None:
+    sender, memory, _ = make()
+    for index, parameter in enumerate(memory.parameters[:2]):
+        parameter.register_post_accumulate_grad_hook(lambda _, index=index: sender.send(index))  # type: ignore[misc]
+    with pytest.warns(
+        RuntimeWarning, match=r"torch\.autograd\.grad.*or call this backward\(\) in .*no_sync"
+    ) as told:
+        sum((p**3).sum() for p in memory.parameters[:2]).backward(create_graph=True)  # type: ignore[union-attr]
+    assert len([each for each in told if each.category is RuntimeWarning]) == 1
+    sender.begin()
+    for parameter in memory.parameters:
+        parameter.grad = None
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", RuntimeWarning)
+        sum((p**3).sum() for p in memory.parameters[:2]).backward()  # type: ignore[union-attr]
 
 
 def test_the_rest_is_what_there_is_or_zeros() -> None:

@@ -47,6 +47,7 @@ class GradientSender:
         self._momentum = momentum
         self._warns_of_sparse = warns_of_sparse
         self._told_of_rounding = False
+        self._told_of_graph = False
         self._sent = bytearray()
 
     def begin(self) -> None:
@@ -64,6 +65,7 @@ class GradientSender:
             ValueError: the parameter has changed its shape since it was declared, or from real to complex.
         """
         if torch.is_grad_enabled():  # backward(create_graph=True); a decorator would cost each gradient 2 us
+            self._tell_of_graph(index)
             with torch.no_grad():
                 self.send(index)
             return
@@ -146,6 +148,20 @@ class GradientSender:
             "was made; make the optimizer anew on all ranks after a parameter has changed its shape, or from real to "
             "complex"
         )
+
+    def _tell_of_graph(self, index: int) -> None:
+        """Warns of a gradient that autograd could differentiate: the mean that comes in its place has no graph."""
+        gradient = self._memory.parameters[index].grad
+        if gradient is not None and gradient.requires_grad and not self._told_of_graph:
+            self._told_of_graph = True
+            warnings.warn(
+                f"gradwire.torch: backward(create_graph=True): p.grad of {self._memory.names[index]!r} becomes the "
+                "workers' mean, through which autograd does not differentiate, so a loss that has p.grad in it has no "
+                "gradient of that term; take what goes into a loss from torch.autograd.grad(..., create_graph=True), "
+                "or call this backward() in optimizer.no_sync()",
+                RuntimeWarning,
+                stacklevel=3,
+            )
 
     def _tell_of_rounding(self, index: int, gradient: torch.Tensor) -> None:
         """Warns of a model that was given another dtype since its slots were made, of 16 bits."""
