@@ -7,10 +7,12 @@ python -m torch.distributed.run --nproc-per-node 2 torch_backend_cases.py
 from __future__ import annotations
 
 import copy
+import gc
 import os
 import re
 import tempfile
 import warnings
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
@@ -391,6 +393,22 @@ if POLICY is None:
 
             require_equal(trained(stated), by_hand)
             assert len(states[0].state_dict()["modules"]) == 3
+
+    @case
+    def models_under_a_policy_are_freed() -> None:
+        from gradwire.torch import compress_group
+
+        group = dist.new_group()
+        policy = compress_group(group, "int8")
+        for wrap in (sharded(group), lambda module: ddp(group, module)):
+            model = wrap(Wide())
+            model(torch.ones(2, 20)).sum().backward()
+            assert policy.state_of(model).state_dict()
+            there = weakref.ref(model)
+            del model
+            for _ in range(3):  # autograd's nodes may go with the first
+                gc.collect()
+            assert there() is None
 
     @case
     def small_gradients_stay_exact() -> None:

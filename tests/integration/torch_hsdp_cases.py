@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import copy
 import functools
+import gc
 import pickle
 import tempfile
 import warnings
+import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -650,6 +652,11 @@ def a_policy_of_the_replicas_group_compresses_their_sums() -> None:
     plain_step()(model, 0)
     assert_same([own_gradients(model)], true[:1])
     assert policy.state_of(model).state_dict()["residuals"]
+    there = weakref.ref(model)
+    del model
+    for _ in range(3):  # autograd's nodes may go with the first
+        gc.collect()
+    assert there() is None
     assert_same(trained(None, plain_step()), true)  # from its first forward pass on
     gw.torch.compress_group(shards, codec="2bit")  # the replicas' group comes before it
     assert_same(trained(None, plain_step()), true)

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from gradwire.torch.sharded.fsdp import ReduceScatters
     from gradwire.torch.sharded.replicas import AllReduces
 
+_STATE = "_gradwire_state"  # an attribute of models
+
 
 @dataclass(eq=False)
 class GroupCompression:
@@ -38,9 +40,7 @@ class GroupCompression:
     codec: session.Wanted
     min_bytes: int = 0
     grad_scaler: Any = None
-    _states: weakref.WeakKeyDictionary[torch.nn.Module, HookState | ReduceScatters | AllReduces] = field(
-        default_factory=weakref.WeakKeyDictionary, repr=False
-    )
+    _models: weakref.WeakSet[torch.nn.Module] = field(default_factory=weakref.WeakSet, repr=False)
 
     def state_of(self, model: torch.nn.Module) -> HookState | ReduceScatters | AllReduces:
         """Returns what holds a model's residuals, for checkpoints: the HookState of a DistributedDataParallel, or what
@@ -53,16 +53,19 @@ class GroupCompression:
             KeyError: the policy compresses no sum of this model, or has not met it yet. A model's first forward pass in
                 training makes the state; compress_group(model=...) makes it at once.
         """
-        if model not in self._states:
+        if model not in self._models:
             raise KeyError(
                 f"gradwire.torch: no sum of this {type(model).__name__} is compressed by the policy of its process "
                 "group; call compress_group(group, codec=..., model=model), or take the state after the first step"
             )
-        return self._states[model]
+        state: HookState | ReduceScatters | AllReduces = vars(model)[_STATE]
+        return state
 
     def keep(self, model: torch.nn.Module, state: HookState | ReduceScatters | AllReduces) -> None:
         """Notes the state of a model; the policy's own models call it."""
-        self._states[model] = state
+        # A state may refer to its model. On the model it makes a cycle, which is collected; here it would stay.
+        vars(model)[_STATE] = state
+        self._models.add(model)
 
 
 _stated: weakref.WeakKeyDictionary[dist.ProcessGroup, GroupCompression] = weakref.WeakKeyDictionary()
