@@ -212,6 +212,93 @@ def residuals_of_rows_are_saved_and_restored(store: gw.kv.KVStore) -> None:
     assert run(stops=True) == run(stops=False)
 
 
+class LateModel(Model):
+    """Its table of rare words comes with step 3, on one rank; with words=False no other table is there."""
+
+    def __init__(self, *, words: bool = True) -> None:
+        super().__init__()
+        self._words = words
+
+    def loss(self, rank: int, step: int) -> torch.Tensor:
+        drawn = np.random.default_rng(100 * step + rank)
+        hidden = self.last.weight.sum(0)
+        if self._words:
+            hidden = hidden + self.words(torch.from_numpy(drawn.integers(0, WORDS, 12))).mean(0)
+        if step >= 3 and (rank == 1 or step > 3):
+            hidden = hidden + self.rare(torch.from_numpy(drawn.integers(0, 40, (1, 4)))).sum(0)
+        loss: torch.Tensor = self.last(hidden).square().sum()
+        return loss
+
+
+def sparse_tables(model: Model) -> list[torch.Tensor]:
+    return [model.words.weight, model.rare.weight]
+
+
+@case
+def a_table_that_comes_later_travels_as_rows(store: gw.kv.KVStore) -> None:
+    for codec, tolerance in (("none", 0.0), ("fp16", 2e-2)):
+        torch.manual_seed(0)
+        model = LateModel()
+        optimizer = wrapped(model, store, compression=codec)
+        for step in range(6):
+            expected = means(model, store.num_workers, step)
+            optimizer.zero_grad()
+            with warnings.catch_warnings():
+                warnings.simplefilter("error")
+                model.loss(store.rank, step).backward()
+            gradient = model.rare.weight.grad
+            assert (gradient is None) == (step < 3)
+            assert gradient is None or gradient.is_sparse
+            for name, parameter in model.named_parameters():
+                mean = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad.to_dense()
+                torch.testing.assert_close(mean, expected[name], rtol=tolerance, atol=tolerance)
+            optimizer.step()
+        before = store.engine.pushed()[1]
+        optimizer.zero_grad()
+        model.loss(store.rank, 6).backward()
+        # Rows, the layer, and headers: less than the table of rare words alone, which has 40 rows.
+        assert store.engine.pushed()[1] - before < 4 * (12 + 4) * (WIDTH + 1) + 4 * (2 * WIDTH + 2) + 200
+        optimizer.close()
+
+
+@case
+def optimizers_that_take_no_dense_gradients_wait_for_a_table(store: gw.kv.KVStore) -> None:
+    torch.manual_seed(0)
+    model = LateModel()
+    optimizer = wrapped(model, store, torch.optim.SparseAdam(sparse_tables(model), lr=0.01))
+    rare = model.rare.weight.detach().clone()
+    for step in range(6):
+        assert torch.equal(model.rare.weight, rare) == (step <= 3)
+        optimizer.zero_grad()
+        model.loss(store.rank, step).backward()
+        optimizer.step()
+    blob = b"".join(p.detach().numpy().tobytes() for p in sparse_tables(model))
+    assert len(set(store.engine.all_gather("tables", blob))) == 1
+    optimizer.close()
+
+
+@case
+def a_late_table_where_no_other_is_warns(store: gw.kv.KVStore) -> None:
+    """Ranks that have joined could not agree on it."""
+    torch.manual_seed(0)
+    model = LateModel(words=False)
+    optimizer = wrapped(model, store)
+    told = []
+    for step in range(6):
+        expected = means(model, store.num_workers, step)
+        optimizer.zero_grad()
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            model.loss(store.rank, step).backward()
+        told += [str(each.message) for each in caught]
+        for name, parameter in model.named_parameters():
+            torch.testing.assert_close(parameter.grad, expected[name], rtol=0, atol=0)
+        optimizer.step()
+    assert len(told) == 1
+    assert "give sparse_parameters=['rare.weight']" in told[0]
+    optimizer.close()
+
+
 @case
 def unknown_names_are_refused(store: gw.kv.KVStore) -> None:
     with pytest.raises(ValueError, match=r"sparse_parameters has 'word\.weight'"):

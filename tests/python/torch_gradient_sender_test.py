@@ -19,6 +19,7 @@ class Recorded:
         self.sent: list[int] = []
         self.rows: list[tuple[int, Any]] = []
         self.noted: dict[int, bool] = {}
+        self.dense: set[int] = set()
 
     def send(self, index: int) -> None:
         self.sent.append(index)
@@ -28,6 +29,9 @@ class Recorded:
 
     def note(self, index: int, *, is_sparse: bool) -> None:
         self.noted[index] = is_sparse
+
+    def is_dense(self, index: int) -> bool:
+        return index in self.dense
 
 
 class DoubledMomentum:
@@ -88,6 +92,23 @@ def test_a_graph_that_is_lost_is_told_once() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error", RuntimeWarning)
         sum((p**3).sum() for p in memory.parameters[:2]).backward()  # type: ignore[union-attr]
+
+
+def test_a_table_that_ranks_took_for_dense_is_told_once_with_its_name() -> None:
+    sender, memory, recorded = make(warns=False)
+    recorded.dense = {1}
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        for _ in range(2):
+            sender.begin()
+            for index, parameter in enumerate(memory.parameters[:2]):
+                parameter.grad = torch.ones(2, 3).to_sparse(1)
+                sender.send(index)
+    assert [str(each.message) for each in told] == [
+        "gradwire.torch: the gradient of 'second' is sparse, and the table is sent whole in each step: in the first "
+        "step no rank had a gradient of it, or one had a dense gradient; give sparse_parameters=['second'], which has "
+        "its rows travel"
+    ]
 
 
 def test_the_rest_is_what_there_is_or_zeros() -> None:

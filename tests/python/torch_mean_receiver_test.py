@@ -84,6 +84,14 @@ class Agreement:
 
     def __init__(self, sparse: list[int]) -> None:
         self.sparse = sparse
+        self.unseen: set[int] = set()
+        self.is_made_again = False
+
+    def is_dense(self, index: int) -> bool:
+        return False
+
+    def make_again(self) -> None:
+        self.is_made_again = True
 
     def note(self, index: int, *, is_sparse: bool) -> None: ...
 
@@ -124,7 +132,7 @@ class Case:
         self.late = torch.nn.Parameter(torch.ones(2, 3), requires_grad=False)
         self.exchange = DoublingExchange(self.memory)
         self.live = Parameters(self.memory, self.late)
-        rows = Agreement(list(sparse))
+        self.rows = rows = Agreement(list(sparse))
         self.sender = GradientSender(
             cast(Any, self.exchange), self.memory, cast(Any, rows), momentum, warns_of_sparse=False
         )
@@ -205,6 +213,19 @@ def test_gradients_that_ranks_agree_are_sparse_are_given_back_as_sparse_ones() -
     assert case.memory.travels_as_rows(1)
     assert case.live.given_rows == [1]
     assert case.live.bound == 1
+
+
+def test_a_mean_that_is_not_zero_has_ranks_agree_again_on_who_had_no_gradient() -> None:
+    case = Case()
+    case.rows.unseen = {1}
+    case.memory.parameters[0].grad = torch.ones(2, 3)
+    case.sender.send_rest((0, 1))
+    case.receiver.receive()
+    assert case.memory.parameters[1].grad is None
+    assert not case.rows.is_made_again
+    case.send()
+    case.receiver.receive()
+    assert case.rows.is_made_again
 
 
 @pytest.mark.parametrize(

@@ -176,6 +176,11 @@ class Exchange:
         if self._options.vetoes:
             self._rows.keep_rollback()
 
+    @property
+    def has_tables(self) -> bool:
+        """Whether gradients of any parameter travel as rows."""
+        return len(self._rows) > 0
+
     def _use(self, compression: Compression) -> None:
         """Has parameters without a codec of their own travel by this from the next step on. A collective."""
         if self._borrows:

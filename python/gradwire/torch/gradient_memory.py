@@ -100,6 +100,11 @@ class GradientMemory:
             return
         self._delivered.note(index, parameter.grad, keeps=False)
 
+    def withhold_mean(self, index: int) -> None:
+        """Leaves no p.grad, in the place of take_mean()."""
+        self.parameters[index].grad = None
+        self._delivered.note(index, None, keeps=False)
+
     def _convert_back(self, index: int) -> None:
         parameter, slot = self.parameters[index], self.slot(index)
         if not self.can_take(index, parameter.grad) or slot.holds(parameter.grad):

@@ -48,6 +48,7 @@ class GradientSender:
         self._warns_of_sparse = warns_of_sparse
         self._told_of_rounding = False
         self._told_of_graph = False
+        self._told_of_late_table = False
         self._sent = bytearray()
 
     def begin(self) -> None:
@@ -135,6 +136,7 @@ class GradientSender:
         self._rows.note(index, is_sparse=is_sparse)
         if is_sparse:
             self._tell_of_dense(index, gradient.layout)
+            self._tell_of_late_table(index)
             parameter.grad = gradient.to_dense()
         return parameter.grad
 
@@ -181,5 +183,18 @@ class GradientSender:
             warnings.warn(
                 f"gradwire.torch: the gradient of {self._memory.names[index]!r} is {layout}; it is summed as a dense "
                 "one, so a table of many rows is sent whole; sparse_as_dense=True says that this is meant",
+                stacklevel=2,
+            )
+
+    def _tell_of_late_table(self, index: int) -> None:
+        """Warns of a table that ranks took for a dense parameter."""
+        if self._rows.is_dense(index) and not self._told_of_late_table:
+            self._told_of_late_table = True
+            name = self._memory.names[index]
+            warnings.warn(
+                f"gradwire.torch: the gradient of {name!r} is sparse, and the table is sent whole in each step: in the "
+                "first step no rank had a gradient of it, or one had a dense gradient; give "
+                f"sparse_parameters=[{name!r}], which has its rows travel",
+                RuntimeWarning,
                 stacklevel=2,
             )

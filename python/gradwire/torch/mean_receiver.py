@@ -49,7 +49,7 @@ class MeanReceiver:
             exchange: what carries the slots and rows.
             memory: parameters and their slots.
             live: which parameters take part, and which wait.
-            rows: which gradients travel as rows; ranks agree at the end of the first step.
+            rows: which gradients travel as rows; ranks agree at the end of the first step, and of some later ones.
             sender: begins a new step once this one's means are there, and sends what waited.
             options: what to do in a step in which any rank met a NaN or an infinity.
             momentum: what was sent in place of the gradient, or None.
@@ -74,6 +74,7 @@ class MeanReceiver:
         self._sender.begin()
         self._copy_back(self._live.indices)
         nonfinite |= self._exchange_waiting(requires_gradient)
+        self._look_at_unseen()
         self._agree_on_rows()
         self._exchange.advance()
         if self._momentum is not None:
@@ -130,6 +131,12 @@ class MeanReceiver:
         for index in indices:
             self._memory.take_mean(index)
 
+    def _look_at_unseen(self) -> None:
+        """Has ranks agree once more where a parameter got its first gradient in this step, on whichever rank."""
+        unseen = set(self._live.indices).intersection(self._rows.unseen)
+        if any(bool(self._memory.slot(index).values.any()) for index in unseen):
+            self._rows.make_again()
+
     @torch.no_grad()
     def _agree_on_rows(self) -> None:
         chosen = self._rows.make()
@@ -142,6 +149,8 @@ class MeanReceiver:
             self._memory.take_mean(index)
         if chosen:
             self._live.bind()
+        for index in set(self._live.indices).intersection(self._rows.unseen):
+            self._memory.withhold_mean(index)  # optimizers of tables, such as SparseAdam, take no dense one
 
     def _exchange_waiting(self, takes_part: TakesPart) -> bool:
         """Exchanges what this step left in parameters that waited. Returns whether any rank met a NaN or an infinity

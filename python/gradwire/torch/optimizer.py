@@ -129,8 +129,9 @@ def DistributedOptimizer(
             rows. They are summed as dense ones in any case, with a warning, with overlap_step, momentum_correction,
             max_grad_norm or compression="auto", and by the stores `nccl` and `allreduce_mpi`. Default: False.
         sparse_parameters: names of parameters whose gradients are sparse. A large table named here is never sent whole
-            and needs no memory for it. Others are found in the first step, in which they are summed as dense ones.
-            Default: ().
+            and needs no memory for it. Others are summed as dense ones until the end of the first step in which a rank
+            has a gradient of them. If that is not the first step of all and no table is known by then, they stay dense,
+            with a warning. Default: ().
         others: not accepted. An option of HookState is rejected with what to use here.
 
     Returns: the optimizer, of a subclass of the given one's class.
@@ -142,8 +143,9 @@ def DistributedOptimizer(
         TypeError: an argument has the wrong type or an unknown name.
 
     **Gradients.** A parameter without a gradient counts as zeros and is still summed, because other ranks may have used
-    it. So `p.grad` is never None after backward(), except alone and without compression (store `local`), where p.grad
-    is torch's. `with optimizer.no_sync():` keeps gradients local; a step() inside it is this rank's own.
+    it. So `p.grad` is never None after backward(), with two exceptions. Alone and without compression (store `local`),
+    p.grad is torch's. In a model with sparse gradients, p.grad is None until any rank has had a gradient of that
+    parameter. `with optimizer.no_sync():` keeps gradients local; a step() inside it is this rank's own.
 
     Gradients may also be set by hand or by torch.func, or be missing on one rank, as for a batch without labels. step()
     exchanges what p.grad holds if no backward() has exchanged it since the last step() or zero_grad(). A p.grad of None

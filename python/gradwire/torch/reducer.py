@@ -9,7 +9,8 @@ numbers are pairs of real ones. Where a parameter is of its slot's dtype and dev
 others are converted on the way in and out.
 
 A sparse gradient, as of nn.Embedding(sparse=True), has no slot but travels as rows. Which parameters have one only
-their first gradients tell, so in the first step they are summed as dense ones, and then all ranks agree.
+their first gradients tell, so in the first step they are summed as dense ones, and then all ranks agree
+(row_agreement.py).
 
 Threading: hooks run on autograd's thread, one at a time.
 """
@@ -17,8 +18,8 @@ Threading: hooks run on autograd's thread, one at a time.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
     from gradwire.torch.momentum import WorkerMomentum
 
 _LAST_STEP = 2**32 - 1  # then steps are counted anew
+_GROUPS, _UNSEEN = "groups", "without a gradient"  # in checkpoints
 
 
 class GradientReducer:
@@ -455,26 +457,44 @@ class GradientReducer:
     # -- checkpoints -----------------------------------------------------------------------------------
 
     @property
-    def row_names(self) -> list[str] | None:
-        """Of parameters whose gradients travel as rows; None where ranks have not agreed on them yet."""
-        known = self._rows.sends_rows and self._rows.is_made
-        return [self._memory.names[index] for index in sorted(self._rows.rows)] if known else None
+    def row_names(self) -> dict[str, Any] | None:
+        """What take_over_rows() takes: names of parameters whose gradients travel as rows, in groups, and of those that
+        no rank has had a gradient of. None where ranks have not agreed yet.
+        """
+        if not (self._rows.sends_rows and self._rows.is_made):
+            return None
+        names = self._memory.names
+        return {
+            _GROUPS: [[names[index] for index in group] for group in self._rows.groups],
+            _UNSEEN: [names[index] for index in sorted(self._rows.unseen)],
+        }
 
-    def take_over_rows(self, names: Sequence[str]) -> None:
+    def take_over_rows(self, saved: Mapping[str, Any] | Sequence[str]) -> None:
         """Has gradients travel as rows that did in a job that was saved, in the place of what the first step would
         tell. A collective, before that.
+
+        Args:
+            saved: row_names of that job, or the names of one group alone, as older checkpoints have them.
 
         Raises:
             ValueError: they cannot here; or others do. The same on all ranks.
         """
+        groups, unseen = (
+            (saved[_GROUPS], saved[_UNSEEN]) if isinstance(saved, Mapping) else ([list(saved)], [])
+        )
+        names = {name for group in groups for name in group}
         here = {self._memory.names[index] for index in self._rows.rows}
         if different := sorted(here.difference(names).union(() if self._rows.sends_rows else names)):
             raise ValueError(
                 f"gradwire.torch: gradients of {different[0]!r} travel as rows either here or in the job that was "
                 "saved; give sparse_parameters, sparse_as_dense and what else has them summed as dense ones as there"
             )
-        chosen = [i for i, name in enumerate(self._memory.names) if name in names and name not in here]
-        self._live.use_rows(chosen)
-        if chosen:
-            self._live.bind()
+        for group in groups:  # one by one: residuals fit buckets that have been bound in the same order
+            if chosen := self._indices_of(set(group).difference(here)):
+                self._live.use_rows(chosen)
+                self._live.bind()
+        self._rows.unseen = self._indices_of(unseen)
         self._rows.is_made = True
+
+    def _indices_of(self, names: Collection[str]) -> list[int]:
+        return [index for index, name in enumerate(self._memory.names) if name in names]

@@ -73,6 +73,9 @@ class RowExchange:
     def __contains__(self, index: int) -> bool:
         return index in self._tables
 
+    def __len__(self) -> int:
+        return len(self._tables)
+
     def add(
         self,
         indices: Sequence[int],
