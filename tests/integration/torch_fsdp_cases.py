@@ -21,7 +21,7 @@ import torch
 import torch.distributed as dist
 from gradwire.torch.sharded.scatter import _rounded
 from torch import nn
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import FullyShardedDataParallel, MixedPrecisionPolicy, fully_shard
 from torch.utils.checkpoint import checkpoint
 from torch_programs import case, case_from, run_cases_in_a_group, warnings_of_adam
 
@@ -806,6 +806,32 @@ def what_is_wrong_with_a_call_is_said() -> None:
         gw.torch.compress_reduce_scatter(fully_shard(nn.Linear(4, 4)), "int8", residual_dtype=own)
     with pytest.raises(TypeError, match="process_group is a int, expected"):
         gw.torch.compress_reduce_scatter(fully_shard(nn.Linear(4, 4)), "int8", 3)
+
+
+@case
+def optimizers_refuse_parameters_of_which_ranks_have_parts() -> None:
+    def flat(*, use_orig_params: bool) -> nn.Module:
+        return FullyShardedDataParallel(
+            nn.Linear(4, 4), use_orig_params=use_orig_params, device_id=torch.device("cpu")
+        )
+
+    sharded = fully_shard(nn.Linear(4, 4))
+    for model, what in (
+        (sharded, r"'weight' is a DTensor, as of fully_shard\(\)"),
+        (flat(use_orig_params=False), r"'_fsdp_wrapped_module._flat_param' is a part of a flat parameter"),
+        (flat(use_orig_params=True), r"'_fsdp_wrapped_module.weight' is a part of a flat parameter"),
+    ):
+        text = what + r".* of which each rank has the whole; .*compress_reduce_scatter\(\)"
+        with pytest.raises(ValueError, match=text):
+            gw.torch.DistributedOptimizer(torch.optim.SGD(model.parameters()), model.named_parameters())
+        with pytest.raises(ValueError, match=text):
+            gw.torch.LocalStepOptimizer(
+                torch.optim.SGD(model.parameters()), model.named_parameters(), sync_every=2
+            )
+    optimizer = gw.torch.DistributedOptimizer(torch.optim.SGD(nn.Linear(4, 4).parameters()))
+    with pytest.raises(ValueError, match="is a DTensor"):
+        optimizer.add_param_group({"params": list(sharded.parameters())})
+    optimizer.close()
 
 
 @case

@@ -39,7 +39,7 @@ from gradwire.torch.overlapping.checks import (
     require_possible,
 )
 from gradwire.torch.overlapping.overlap import OverlappedSums
-from gradwire.torch.parameter_names import GroupMembers, name_parameters, warn_of_ddp
+from gradwire.torch.parameter_names import GroupMembers, name_parameters, require_whole, warn_of_ddp
 from gradwire.torch.reducer import GradientReducer
 from gradwire.torch.served_optimizers import Place, require_free, served_by
 from gradwire.torch.sparse_gradients import all_finite
@@ -137,9 +137,9 @@ def DistributedOptimizer(
     Returns: the optimizer, of a subclass of the given one's class.
 
     Raises:
-        ValueError: an argument is not valid; named_parameters lacks a parameter; another optimizer at the store has one
-            of the parameters; a second optimizer at a store in which a library sums (`nccl`, `allreduce_mpi`); ranks
-            differ, in which case all get the same text, naming the first difference.
+        ValueError: an argument is not valid; named_parameters lacks a parameter; a parameter is sharded; another
+            optimizer at the store has one of the parameters; a second optimizer at a store in which a library sums
+            (`nccl`, `allreduce_mpi`); ranks differ, in which case all get the same text, naming the first difference.
         TypeError: an argument has the wrong type or an unknown name.
 
     **Gradients.** A parameter without a gradient counts as zeros and is still summed, because other ranks may have used
@@ -218,6 +218,7 @@ def DistributedOptimizer(
     )
     require_valid(optimizer, given, momentum_correction, backward_passes_per_step, max_grad_norm)
     named = name_parameters(optimizer, named_parameters)
+    require_whole("DistributedOptimizer", named)
     warn_of_ddp(named)
     names = [name for name, _ in named]
     store = session.own_store(store)
@@ -446,6 +447,7 @@ class _Distributed(optimizer_wrapper.Front):
         """Notes parameters that have come into the groups, which are then to be exchanged, and returns them."""
         added = self._members.added(self.param_groups)
         if added:
+            require_whole("DistributedOptimizer", added)
             require_free(self._store, added, own=self._place)
             self._named += added  # in place: it is what the store serves
             if self._momentum is not None:

@@ -1,7 +1,8 @@
-"""What the parameters of an optimizer are called."""
+"""What the parameters of an optimizer are called, and which of them it cannot have."""
 
 from __future__ import annotations
 
+import sys
 import warnings
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -120,3 +121,29 @@ def require_real(named: Iterable[tuple[str, torch.Tensor]]) -> None:
                 f"gradwire.torch: {name!r} is {parameter.dtype}, expected float32, bfloat16, float16 "
                 "or float64; hold real and imaginary parts as two real parameters"
             )
+
+
+def require_whole(who: str, named: Iterable[tuple[str, torch.Tensor]]) -> None:
+    """Raises ValueError naming a parameter that is trained and of which this rank has a part.
+
+    Args:
+        who: exchanges whole ones: "DistributedOptimizer".
+    """
+    for name, parameter in named:
+        if parameter.requires_grad and (what := _sharded(parameter)) is not None:
+            raise ValueError(
+                f"gradwire.torch: {name!r} is {what}, and {who} takes models of which each rank has the whole; step "
+                "the plain optimizer, and have its model's gradients compressed: by compress_reduce_scatter() where "
+                "fully_shard() shards it, by compress_all_reduce() where it has replicas too (HSDP), or by a HookState "
+                "where DistributedDataParallel holds it whole"
+            )
+
+
+def _sharded(parameter: torch.Tensor) -> str | None:
+    """What a parameter is that ranks have in parts; None: it is whole."""
+    tensors = sys.modules.get("torch.distributed.tensor")  # without it there is none
+    if tensors is not None and isinstance(parameter, tensors.DTensor):
+        return "a DTensor, as of fully_shard() or tensor parallelism"
+    if getattr(parameter, "_fsdp_flattened", False):  # FSDP's own mark, with and without use_orig_params
+        return "a part of a flat parameter of FullyShardedDataParallel"
+    return None

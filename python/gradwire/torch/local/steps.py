@@ -18,7 +18,13 @@ from gradwire.torch.exchange_options import GivenOptions, agree_on_options
 from gradwire.torch.local.fragments import require_layers
 from gradwire.torch.local.rounds import LocalRounds, MakeOuter, Schedule
 from gradwire.torch.optimizer_options import refuse_unknown
-from gradwire.torch.parameter_names import GroupMembers, name_parameters, require_real, warn_of_ddp
+from gradwire.torch.parameter_names import (
+    GroupMembers,
+    name_parameters,
+    require_real,
+    require_whole,
+    warn_of_ddp,
+)
 
 _MIXING_WITH_OVERLAP = 0.5  # Streaming DiLoCo's
 
@@ -81,9 +87,9 @@ def LocalStepOptimizer(
     Returns: the optimizer, of a subclass of the given one's class.
 
     Raises:
-        ValueError: an argument is not valid; ranks differ, also in these options and in the class and numbers of the
-            outer optimizer, in which case all get the same text; the store's servers have an optimizer, and so return
-            weights.
+        ValueError: an argument is not valid; a parameter is sharded; ranks differ, also in these options and in the
+            class and numbers of the outer optimizer, in which case all get the same text; the store's servers have an
+            optimizer, and so return weights.
         TypeError: an argument has the wrong type or an unknown name.
 
     Memory: three times the parameters as float32: shared weights, their momentum, outer gradients.
@@ -118,6 +124,7 @@ def LocalStepOptimizer(
         )
     named = name_parameters(optimizer, named_parameters)
     warn_of_ddp(named)
+    require_whole("LocalStepOptimizer", named)
     require_real(named)
     require_layers(named, fragments)
     store = session.own_store(store)
@@ -236,6 +243,7 @@ class _LocalSteps(optimizer_wrapper.Front):
 
     def _take_in_added(self) -> None:
         added = self._members.added(self.param_groups)
+        require_whole("LocalStepOptimizer", added)
         require_real(added)
         if added and self._rounds is not None:
             self._rounds.add(added)
