@@ -398,6 +398,8 @@ def a_model_in_ddp_is_told(store: gw.kv.KVStore) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         wrap(wrapped.module, store).close()
+        inner = torch.optim.SGD(wrapped.parameters(), lr=0.1)  # local steps do not write p.grad
+        gw.torch.LocalStepOptimizer(inner, wrapped.named_parameters(), store=store, sync_every=2).close()
 
 
 @case

@@ -23,7 +23,6 @@ from gradwire.torch.parameter_names import (
     name_parameters,
     require_real,
     require_whole,
-    warn_of_ddp,
 )
 
 _MIXING_WITH_OVERLAP = 0.5  # Streaming DiLoCo's
@@ -123,7 +122,6 @@ def LocalStepOptimizer(
             "outer gradients, such as 'int4'"
         )
     named = name_parameters(optimizer, named_parameters)
-    warn_of_ddp(named)
     require_whole("LocalStepOptimizer", named)
     require_real(named)
     require_layers(named, fragments)
