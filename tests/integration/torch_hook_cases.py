@@ -6,6 +6,7 @@ python -m torch.distributed.run --nproc-per-node 2 torch_hook_cases.py
 from __future__ import annotations
 
 import copy
+import gc
 import io
 import sys
 import warnings
@@ -513,6 +514,34 @@ def parameters_have_the_names_of_the_module() -> None:
     state.load_state_dict({"rank": dist.get_rank(), "residuals": numbered})
     for number, name in enumerate(("first.weight", "a.weight", "b.weight")):
         assert torch.equal(state.state_dict()["residuals"][name], numbered[f"parameter.{number}"])
+
+
+@case
+def a_model_that_gc_freeze_has_put_away_is_found() -> None:
+    for codec in CODECS[:2]:
+        with audited(codec, codec, find_unused_parameters=True) as (wrapped, ledger):
+            gc.freeze()
+            try:
+                for step in range(6):
+                    wrapped.zero_grad()
+                    ledger.step(wrapped, step, "ab"[step % 2])
+                assert gc.get_freeze_count() > 0
+            finally:
+                gc.unfreeze()
+            assert STATES[-1].state_dict()["residuals"].keys() == dict(ledger.model.named_parameters()).keys()
+
+
+@case
+def a_hook_whose_model_cannot_be_found_warns() -> None:
+    state = gw.torch.HookState("int8")
+    STATES.append(state)
+    wrapped = DDP(make_branches())
+    wrapped.register_comm_hook(None, lambda _, bucket: gw.torch.ddp_hook(state, bucket))
+    with pytest.warns(RuntimeWarning, match=r"give the HookState itself to model\.register_comm_hook\(state"):
+        Ledger.loss(wrapped, 0, "ab").backward()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        Ledger.loss(wrapped, 1, "ab").backward()
 
 
 @case

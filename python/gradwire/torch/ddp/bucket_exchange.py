@@ -178,7 +178,7 @@ class BucketExchange:
         if not self._waiting:
             self.settle()  # of a step without an end that is told: this rank has joined, and stood in
         if not self._seen:
-            self._model.find()
+            self._model.require_found()
         # What is sent of an unused parameter is taken back, to the last bit of its float32.
         keeps_halves = self._options.keeps_halves and not self._model.may_be_unused
         taken = Bucket(bucket, self.shards, keeps_halves=keeps_halves)

@@ -7,8 +7,9 @@ DDP hands its hook the state and one bucket after another, and nothing of itself
 from __future__ import annotations
 
 import gc
+import warnings
 import weakref
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 
 import torch
 from torch.nn.parallel import DistributedDataParallel
@@ -28,6 +29,18 @@ class HookedModel:
         if self._ddp is None and (found := _model_with(self._state())) is not None:
             self._found = weakref.ref(found)
         return self._ddp
+
+    def require_found(self) -> None:
+        """Looks for the model, and warns where there is none."""
+        if self.find() is None:
+            warnings.warn(
+                "gradwire.torch: HookState: it has got a bucket, and no DistributedDataParallel has it as the state of "
+                "its communication hook. So parameters that it was given no names of are numbered, no bucket is sent "
+                "before the last one, and residuals of layers that no rank uses may be lost; give the HookState itself "
+                "to model.register_comm_hook(state, gradwire.torch.ddp_hook)",
+                RuntimeWarning,
+                stacklevel=2,
+            )
 
     @property
     def _ddp(self) -> DistributedDataParallel | None:
@@ -73,15 +86,25 @@ class HookedModel:
 
 def models_around(module: torch.nn.Module) -> list[DistributedDataParallel]:
     """Returns all DistributedDataParallels that wrap this module. Goes through all objects of the process."""
-    return [ddp for ddp in _models(gc.get_objects()) if ddp.module is module]
+    return _models_that(lambda ddp: ddp.module is module)
 
 
 def _model_with(state: object) -> DistributedDataParallel | None:
     if state is None:
         return None
-    return next(
-        (ddp for ddp in _models(gc.get_objects()) if any(own is state for _, own in ddp._comm_hooks)), None
-    )
+    return next(iter(_models_that(lambda ddp: any(own is state for _, own in ddp._comm_hooks))), None)
+
+
+def _models_that(fit: Callable[[DistributedDataParallel], bool]) -> list[DistributedDataParallel]:
+    """Returns those among all objects of the process, and where there are none, among those that are frozen too."""
+    found = list(filter(fit, _models(gc.get_objects())))
+    if not found and gc.get_freeze_count() > 0:  # get_objects() leaves out what gc.freeze() has put away
+        gc.unfreeze()
+        try:
+            found = list(filter(fit, _models(gc.get_objects())))
+        finally:
+            gc.freeze()
+    return found
 
 
 def _models(objects: Iterable[object]) -> Iterable[DistributedDataParallel]:
