@@ -32,12 +32,14 @@ from gradwire.torch import readable_bytes
 from gradwire.torch.exchange import STATE_KEY
 from gradwire.torch.local.rounds import ROUNDS_KEY, LocalRounds
 from gradwire.torch.momentum import inherited_momentum
+from gradwire.torch.process_group import workers_of
 from gradwire.torch.reducer import GradientReducer
 
 # Of an exchange's state: the store's checkpoint has these.
 _OF_THE_STORE = ("rank", "residuals")
 _SAVE_KEY = "save"  # of a checkpoint in shards
 _SHARD = re.compile(r"shard-\d+-of-(\d+)")  # folders of those
+_JOB = "job-from-rank-"  # and the first of its ranks: folders of jobs that are parts of torch's ranks
 _MANIFEST = "checkpoint.manifest"
 # Of ours, beside what an exchange has.
 _ROWS_KEY, _MOMENTUM_KEY = "rows", "momentum_correction"
@@ -70,8 +72,23 @@ class Part(ABC):
     shard: tuple[int, int] = (0, 1)
     peers: Sequence[dist.ProcessGroup] = ()
 
+    def job_folder(self, folder: str | PathLike[str]) -> str | PathLike[str]:
+        """Where the ranks that save together have their checkpoint, in the folder that the caller gave. A collective of
+        the peers.
+
+        They have a folder of their own if they are a part of torch's ranks: the others may give the same folder.
+        """
+        ranks = set(workers_of(self.store))
+        for group in self.peers:
+            everyone: list[Any] = [None] * group.size()
+            dist.all_gather_object(everyone, ranks, group=group)
+            ranks = set().union(*everyone)
+        if not ranks or len(ranks) == dist.get_world_size():
+            return folder
+        return os.path.join(folder, f"{_JOB}{min(ranks)}")
+
     def folder_in(self, folder: str | PathLike[str]) -> str | PathLike[str]:
-        """Where this rank's store has its files, in the folder that the caller gave."""
+        """Where this rank's store has its files, in the job's folder."""
         return folder if self.shard[1] == 1 else self._shard_folder(folder)
 
     def _shard_folder(self, folder: str | PathLike[str]) -> str:
@@ -79,15 +96,8 @@ class Part(ABC):
         return os.path.join(folder, f"shard-{place}-of-{count}")
 
     def require_layout(self, folder: str | PathLike[str]) -> None:
-        """Raises ValueError where the folder has a checkpoint of another number of shards."""
-        there = {
-            int(match[1])
-            for path in Path(folder).glob("shard-*")
-            if (match := _SHARD.fullmatch(path.name)) and (path / _MANIFEST).exists()
-        }
-        if Path(folder, _MANIFEST).exists():
-            there.add(1)
-        count = self.shard[1]
+        """Raises ValueError where the job's folder has a checkpoint of another number of shards."""
+        there, count = _shards_in(folder), self.shard[1]
         if there and there != {count}:
             raise ValueError(
                 f"gradwire.torch: the checkpoint in {os.fspath(folder)} has {' and '.join(map(str, sorted(there)))} "
@@ -157,10 +167,14 @@ def save_checkpoint(
     folder, so save to two of them in turns. Random generators and the position in the data are not in it: pass them in
     extra, as well as the state of an optimizer of torch's own.
 
+    Where torch's ranks form several gradwire jobs, such as the stages of a pipeline, all may give the same folder: each
+    job has a folder in it, named after the first of its ranks. A job does not wait for the others, and replaces its own
+    checkpoint alone.
+
     Args:
         folder: a folder that all workers see, such as one on NFS. It is made if it does not exist.
-        model: the trained module. A sharded module (FSDP2) is gathered, and rank 0 writes it; of HSDP each rank writes
-            its shard. For several modules, pass an nn.ModuleList or nn.ModuleDict of them.
+        model: the trained module. A sharded module (FSDP2) is gathered, and the job's first rank writes it; of HSDP
+            each rank writes its shard. For several modules, pass an nn.ModuleList or nn.ModuleDict of them.
         optimizer: a DistributedOptimizer or a LocalStepOptimizer, or a list or tuple of all that are at one store; a
             HookState, or a list or tuple of all that are at one store; or what compress_reduce_scatter() or
             compress_all_reduce() returned. The store's part of the checkpoint, which has the residuals, covers all of
@@ -171,20 +185,23 @@ def save_checkpoint(
 
     Raises:
         RuntimeError: a file cannot be written, on any rank; or a step is in progress.
-        ValueError: the folder has a checkpoint of another number of shards.
+        ValueError: the folder has a checkpoint of another number of shards; or one of all ranks, where this job is a
+            part of them, or of parts, where it is not.
         TypeError: optimizer has the wrong type; or extra, the model's state or the optimizer's holds, on any rank, an
             object that extra cannot hold. All ranks get the same text, which names it, and the folder is unchanged.
     """
     part = _part_of(optimizer, model)
     states = {"model": part.model_state(model)}  # a collective, of a sharded one
     number = part.of_first_peer(secrets.randbits(62) if part.peers else 0)
+    job = part.job_folder(folder)
 
     def own() -> bytes:
-        part.require_layout(folder)
+        _require_alike(folder, job)
+        part.require_layout(job)
         return readable_bytes.write({**states, part.kind: part.saved(), "extra": extra, _SAVE_KEY: number})
 
     written = _attempt(part, "checkpoint is written", own)
-    _at_every_store(part, lambda: part.store.save_checkpoint(part.folder_in(folder), written))
+    _at_every_store(part, lambda: part.store.save_checkpoint(part.folder_in(job), written))
 
 
 def load_checkpoint(folder: str | PathLike[str], model: torch.nn.Module, optimizer: Any) -> Any:
@@ -202,7 +219,8 @@ def load_checkpoint(folder: str | PathLike[str], model: torch.nn.Module, optimiz
       saving if the number is going to change.
 
     Args:
-        folder: the folder that save_checkpoint() was given.
+        folder: the folder that save_checkpoint() was given. If this process is in a job of some of torch's ranks, the
+            job's folder in it is read, or else the folder itself.
         model: the same model as the saved one; changed in place.
         optimizer: the same optimizer, or as many in the same order; changed in place. A HookState must be registered
             with its model.
@@ -213,37 +231,39 @@ def load_checkpoint(folder: str | PathLike[str], model: torch.nn.Module, optimiz
         gradwire.DecodeError: a rank's file is damaged, or is not a checkpoint; raised on all ranks. Model and optimizer
             are unchanged, as with ValueError, but gradients may use the codec that a warm-up or compression="auto" had
             reached, or be sent as rows.
-        ValueError: folder is a file; it has other keys, or another kind or number of optimizers; this job has taken a
-            step; or it holds objects that save_checkpoint() rejects and earlier versions accepted.
+        ValueError: folder is a file; it has other keys, or another kind or number of optimizers; it has checkpoints of
+            other jobs alone; this job has taken a step; or it holds objects that save_checkpoint() rejects and earlier
+            versions accepted.
         RuntimeError: a file cannot be read; or model and optimizer differ from the saved ones, which is found after the
             store has resumed: start the job again.
         TypeError: optimizer has a type that save_checkpoint() does not accept.
     """
     part = _part_of(optimizer, model)
+    own_folder = part.job_folder(folder)
 
-    def read() -> dict[str, Any]:
-        part.require_layout(folder)
-        return _read_fitting(part.folder_in(folder), part)
+    def read() -> tuple[str | PathLike[str], dict[str, Any]]:
+        job = _job_to_load(folder, own_folder)
+        part.require_layout(job)
+        return job, _read_fitting(part.folder_in(job), part)
 
-    state = _attempt(part, "checkpoint is read", read)
+    job, state = _attempt(part, "checkpoint is read", read)
     own, number = state[part.kind], state.get(_SAVE_KEY, 0)
 
     def require_one_save() -> None:
         if part.of_first_peer(number) != number:
             raise ValueError(
-                f"gradwire.torch: the shards in {os.fspath(folder)} are of several saves, of which the last was "
+                f"gradwire.torch: the shards in {os.fspath(job)} are of several saves, of which the last was "
                 "interrupted; take an earlier checkpoint"
             )
 
     def resume() -> None:
         part.prepare(own)
-        part.store.load_checkpoint(part.folder_in(folder))  # refuses what does not fit
+        part.store.load_checkpoint(part.folder_in(job))  # refuses what does not fit
 
     _at_every_store(part, require_one_save)
     _at_every_store(part, resume)  # before model and optimizer change
-    folder = part.folder_in(folder)
     part.take_over(own)
-    part.load_model(model, state["model"], folder)
+    part.load_model(model, state["model"], part.folder_in(job))
     part.go_on(own)
     return state["extra"]
 
@@ -269,6 +289,64 @@ def require_alone(listed: Sequence[Any], maker: str) -> None:
             f"gradwire.torch: optimizer holds several things, of which one is what {maker}() has returned, expected "
             "that alone; save each sharded model to a folder of its own"
         )
+
+
+def _shards_in(folder: str | PathLike[str]) -> set[int]:
+    """Returns of how many shards the checkpoints of one job in a folder are; none: there are none."""
+    there = {
+        int(match[1])
+        for path in Path(folder).glob("shard-*")
+        if (match := _SHARD.fullmatch(path.name)) and (path / _MANIFEST).exists()
+    }
+    return there | {1} if Path(folder, _MANIFEST).exists() else there
+
+
+def _jobs_in(folder: str | PathLike[str]) -> list[str]:
+    """Returns the folders of jobs in a folder that have a checkpoint."""
+    return sorted(path.name for path in Path(folder).glob(f"{_JOB}*") if _shards_in(path))
+
+
+def _require_alike(folder: str | PathLike[str], job: str | PathLike[str]) -> None:
+    """Raises ValueError where a folder would have checkpoints of all ranks, and of parts of them.
+
+    Args:
+        folder: that the caller gave.
+        job: where this job saves.
+    """
+    jobs = _jobs_in(folder)
+    if job == folder and jobs:
+        raise ValueError(
+            f"gradwire.torch: {os.fspath(folder)} has checkpoints of several jobs, {' and '.join(jobs)}, and this job "
+            "has all ranks; save it to another folder"
+        )
+    if job != folder and _shards_in(folder):
+        raise ValueError(
+            f"gradwire.torch: {os.fspath(folder)} has a checkpoint of one job itself, and this job, which has a part "
+            f"of the ranks, saves to {os.path.basename(job)} in it; save to another folder"
+        )
+
+
+def _job_to_load(folder: str | PathLike[str], job: str | PathLike[str]) -> str | PathLike[str]:
+    """Returns where the checkpoint is that a job loads: its own, or else the given folder if it is one itself.
+
+    Args:
+        folder: that the caller gave.
+        job: where this job's own would be.
+
+    Raises:
+        ValueError: there are checkpoints of other jobs alone.
+    """
+    if _shards_in(job):
+        return job
+    if _shards_in(folder):
+        return folder
+    if jobs := _jobs_in(folder):
+        own = "this job has all ranks" if job == folder else f"none of this job, {os.path.basename(job)}"
+        raise ValueError(
+            f"gradwire.torch: {os.fspath(folder)} has checkpoints of {' and '.join(jobs)}, and {own}; to continue from "
+            f"one of them, give its folder, such as {os.path.join(folder, jobs[0])}"
+        )
+    return job
 
 
 def _read_fitting(folder: str | PathLike[str], part: Part) -> dict[str, Any]:

@@ -66,6 +66,13 @@ def has_workers(store: kv.KVStore, group: dist.ProcessGroup | None) -> bool:
     return _has_ranks(store, _ranks_of(group))
 
 
+def workers_of(store: kv.KVStore) -> list[int]:
+    """Returns which ranks of the default group are a store's workers, in their order; none if a script or a launcher
+    has made the store.
+    """
+    return _workers_of.get(store, [])
+
+
 def _has_ranks(store: kv.KVStore, ranks: list[int]) -> bool:
     workers = _workers_of.get(store, list(range(store.num_workers)))
     return workers == ranks and ranks[store.rank] == dist.get_rank()

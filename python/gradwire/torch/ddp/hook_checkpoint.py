@@ -81,16 +81,23 @@ class ScattersPart(Part):
         self.store = scatters.store
 
     def model_state(self, model: torch.nn.Module) -> Any:
-        """Rank 0 has all of it; a collective of the group that the model is sharded over."""
-        from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
+        """The job's first rank has all of it; a collective of the meshes that the model is sharded over."""
+        from torch.distributed.checkpoint.state_dict import get_model_state_dict
 
-        return get_model_state_dict(model, options=StateDictOptions(full_state_dict=True, cpu_offload=True))
+        whole = {}
+        for name, value in get_model_state_dict(model).items():
+            gathered = _gathered(value)
+            if self.store.rank == 0:  # torch's own gathering leaves it to rank 0 of all ranks
+                whole[name] = gathered.cpu() if isinstance(gathered, torch.Tensor) else gathered
+        return whole
 
     def load_model(self, model: torch.nn.Module, saved: Any, folder: str | PathLike[str]) -> None:
-        from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
+        from torch.distributed.checkpoint.state_dict import get_model_state_dict, set_model_state_dict
 
         whole = saved if self.store.rank == 0 else read_model(folder, 0)
-        set_model_state_dict(model, whole, options=StateDictOptions(full_state_dict=True))
+        there = get_model_state_dict(model)
+        # torch's own way would scatter what the mesh's first rank has, which may be in another job.
+        set_model_state_dict(model, {name: _cut(value, there.get(name)) for name, value in whole.items()})
 
     def saved(self) -> dict[str, Any]:
         return self._scatters.own_state()
@@ -113,3 +120,23 @@ class ScattersPart(Part):
             self._scatters.load_state_dict(saved["states"][0])
         else:
             self._scatters.inherit(saved["states"])
+
+
+def _gathered(value: Any) -> Any:
+    """Returns a whole tensor of a sharded one. A collective of its mesh, on the mesh's devices."""
+    from torch.distributed.tensor import DTensor
+
+    if not isinstance(value, DTensor):
+        return value
+    there: Any = value.to(value.device_mesh.device_type)  # a DTensor, which the stub does not say
+    return there.full_tensor()
+
+
+def _cut(value: Any, there: Any) -> Any:
+    """Returns this rank's part of a whole tensor where the model has a sharded one."""
+    from torch.distributed.tensor import DTensor, distribute_tensor
+
+    if not isinstance(there, DTensor):
+        return value
+    own = distribute_tensor(value, there.device_mesh, there.placements, src_data_rank=None)
+    return own.clone()  # else a view, which would keep the whole on the device
