@@ -17,11 +17,14 @@ import gradwire.torch
 import pytest
 import torch
 import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
 import torch_step_cases  # noqa: F401 (its cases are in the table)
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, TensorDataset
+from torch_hook_models import shared_folder
 from torch_programs import CASES, Net, case, images
 
 
@@ -437,6 +440,60 @@ def a_broadcast_state_leaves_each_rank_its_residuals(store: gw.kv.KVStore) -> No
     assert store.compression.spec.startswith("2bit:threshold=0.02")
     optimizer.close()
     assert store.compression.spec == "none"
+
+
+@case
+def torchs_checkpoints_have_each_workers_own(store: gw.kv.KVStore) -> None:
+    """What workers have not sent, their momentum and their rounds; torch.distributed.checkpoint keeps one of what all
+    ranks call alike.
+    """
+
+    two_bit = "2bit:threshold=0.01"
+
+    def with_momentum(model: nn.Module) -> Any:
+        inner = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        options: dict[str, Any] = {"compression": two_bit, "momentum_correction": True}
+        return gw.torch.DistributedOptimizer(inner, model.named_parameters(), store=store, **options)
+
+    def with_adam(model: nn.Module) -> Any:
+        inner = torch.optim.AdamW(model.parameters())
+        return gw.torch.DistributedOptimizer(inner, model.named_parameters(), two_bit, store)
+
+    def with_rounds(model: nn.Module) -> Any:
+        inner = torch.optim.AdamW(model.parameters())
+        options: dict[str, Any] = {"codecs": {"*": "int4:reply=fp32"}, "sync_every": 2}
+        return gw.torch.LocalStepOptimizer(inner, model.named_parameters(), store=store, **options)
+
+    for make in (with_momentum, with_adam, with_rounds):
+        folder = shared_folder()
+        torch.manual_seed(0)
+        model = nn.Linear(6, 4)
+        optimizer = make(model)
+        train_steps(model, optimizer, range(3))
+        saved = copy.deepcopy(optimizer.state_dict())
+        assert any(r.any() for r in saved["gradwire"]["residuals"].values())
+        dcp.save({"optimizer": optimizer}, checkpoint_id=folder)
+        train_steps(model, optimizer, range(3, 5))
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", UserWarning)
+            dcp.load({"optimizer": optimizer}, checkpoint_id=folder)
+        require_equal_states(optimizer.state_dict(), saved)
+        with pytest.raises(ValueError, match=f"of 'rank 0 of 3' and not of 'rank {store.rank} of 2'"):
+            optimizer.load_state_dict({**saved, "gradwire": {"rank 0 of 3": b""}})
+        optimizer.close()
+
+
+def train_steps(model: nn.Module, optimizer: Any, steps: range) -> None:
+    for step in steps:
+        optimizer.zero_grad()
+        generator = torch.Generator().manual_seed(10 * step + dist.get_rank())
+        model(torch.randn(5, 6, generator=generator)).square().mean().backward()
+        optimizer.step()
+
+
+def require_equal_states(one: Any, other: Any) -> None:
+    tensors = [[leaf for leaf in tree_leaves(state) if torch.is_tensor(leaf)] for state in (one, other)]
+    torch.testing.assert_close(*tensors, rtol=0, atol=0)
 
 
 @case

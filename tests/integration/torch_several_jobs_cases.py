@@ -15,12 +15,14 @@ import gradwire.torch
 import pytest
 import torch
 import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils._pytree import tree_leaves
 from torch_hook_models import leave_the_store, shared_folder
 from torch_programs import case, run_cases_in_a_group
 
@@ -79,6 +81,13 @@ def weights(model: nn.Module) -> list[torch.Tensor]:
     return [(p.to_local() if isinstance(p, DTensor) else p).detach().clone() for p in model.parameters()]
 
 
+def assert_equal(one: Any, other: Any) -> None:
+    """Of all tensors that two states have."""
+    tensors = [[leaf for leaf in tree_leaves(state) if torch.is_tensor(leaf)] for state in (one, other)]
+    assert tensors[0]
+    torch.testing.assert_close(*tensors, rtol=0, atol=0)
+
+
 def require_each_goes_on(make: Callable[[int], Made], same: int | None = None) -> Path:
     """Jobs that save to one folder go on with the bits of jobs that never stopped. Returns the folder.
 
@@ -134,6 +143,23 @@ def stages_with_replicas_have_a_checkpoint_each() -> None:
     stages = DeviceMesh("cpu", ranks, mesh_dim_names=("stage", "replicate", "shard"))
     folder = require_each_goes_on(lambda seed: replicated(stages, seed))
     assert (folder / "job-from-rank-1" / "shard-1-of-2").is_dir()
+
+
+@case
+def torchs_checkpoints_have_the_residuals_of_all_jobs() -> None:
+    whole = mesh("data", "model")
+    for make in (lambda: in_ddp(whole.get_group("data"), 0), lambda: sharded(whole["data"], 0)):
+        folder = shared_folder()
+        model, exchange = make()
+        train(model, dist.get_rank(), range(3))
+        saved = exchange.own_state()
+        dcp.save({"exchange": exchange}, checkpoint_id=folder)
+        train(model, dist.get_rank(), range(3, 4))
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", UserWarning)
+            dcp.load({"exchange": exchange}, checkpoint_id=folder)
+        assert_equal(exchange.own_state(), saved)
+        leave_the_store()
 
 
 @case

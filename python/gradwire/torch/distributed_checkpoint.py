@@ -12,8 +12,10 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 _MODULE = "torch.distributed.checkpoint"
+_OPTIMIZER = "state"  # as in an optimizer's state_dict()
 
 
 def is_for_distributed_checkpoint() -> bool:
@@ -28,14 +30,36 @@ def is_for_distributed_checkpoint() -> bool:
     return False
 
 
-def by_rank(state: Mapping[str, Any], rank: int, ranks: int) -> dict[str, Any]:
-    """Returns a rank's state as it is saved beside those of the others."""
+def place() -> tuple[int, int]:
+    """Returns which of torch's ranks this process is, and of how many. Not of a process group: ranks of several groups,
+    which may all save to one checkpoint, would be alike.
+    """
+    return (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
+
+
+def by_rank(state: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns this rank's state as it is saved beside those of the others."""
     written = io.BytesIO()
     torch.save(dict(state), written)
-    return {_name(rank, ranks): written.getvalue()}
+    return {_own_name(): written.getvalue()}
 
 
-def of_rank(state: Mapping[str, Any], rank: int, ranks: int) -> Mapping[str, Any]:
+def optimizer_by_rank(own: Mapping[str, Any], optimizer: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns by_rank() of what gradwire keeps for an optimizer, with the optimizer's state, which differs between
+    workers. It stays in the state_dict(), too, of which one copy is saved.
+
+    Args:
+        optimizer: its state_dict().
+    """
+    return by_rank({**own, _OPTIMIZER: optimizer[_OPTIMIZER]})
+
+
+def with_own_state(optimizer: Mapping[str, Any], own: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Returns an optimizer's state_dict() with the state of this rank, where of_rank() has returned one."""
+    return {**optimizer, _OPTIMIZER: own[_OPTIMIZER]} if _OPTIMIZER in own else optimizer
+
+
+def of_rank(state: Mapping[str, Any]) -> Mapping[str, Any]:
     """Returns what by_rank() was given; another state as it is.
 
     Raises:
@@ -44,7 +68,7 @@ def of_rank(state: Mapping[str, Any], rank: int, ranks: int) -> Mapping[str, Any
     names = [name for name, value in state.items() if isinstance(value, bytes) and name.startswith("rank ")]
     if not names:
         return state
-    own = _name(rank, ranks)
+    own = _own_name()
     if own not in names:
         raise ValueError(
             f"gradwire.torch: the checkpoint has the state of {names[0]!r} and not of {own!r}; load it on as many "
@@ -54,5 +78,6 @@ def of_rank(state: Mapping[str, Any], rank: int, ranks: int) -> Mapping[str, Any
     return loaded
 
 
-def _name(rank: int, ranks: int) -> str:
+def _own_name() -> str:
+    rank, ranks = place()
     return f"rank {rank} of {ranks}"

@@ -16,6 +16,13 @@ from gradwire.stores import connect
 from gradwire.torch import closures, optimizer_wrapper, session, step_hooks
 from gradwire.torch.codecs.adam_warning import warn_of_adam
 from gradwire.torch.codecs.warm_up import Stages
+from gradwire.torch.distributed_checkpoint import (
+    by_rank,
+    is_for_distributed_checkpoint,
+    of_rank,
+    optimizer_by_rank,
+    with_own_state,
+)
 from gradwire.torch.exchange import STATE_KEY
 from gradwire.torch.exchange_options import (
     ExchangeOptions,
@@ -188,8 +195,9 @@ def DistributedOptimizer(
     combined with max_grad_norm, grad_scaler, on_nonfinite="skip_step" or closures, nor with the stores `nccl` and
     `allreduce_mpi`.
 
-    **Checkpoints.** `state_dict()` holds this rank's unsent residuals under "gradwire": save it on every rank. Copies
-    and pickles are of the wrapped optimizer, which exchanges nothing.
+    **Checkpoints.** `state_dict()` holds this rank's unsent residuals under "gradwire": save it on every rank, or give
+    torch.distributed.checkpoint the optimizer itself. Copies and pickles are of the wrapped optimizer, which exchanges
+    nothing.
 
     **Hooks and wrappers.** It cannot be combined with DistributedDataParallel, which writes the same p.grad: use
     HookState there. A warning says so if parameter names show it. Hooks on parameters
@@ -603,21 +611,34 @@ class _Distributed(optimizer_wrapper.Front):
             self._reducer.add(added)
 
     def state_dict(self) -> dict[str, Any]:
-        """As torch's, with this rank's residuals under "gradwire"."""
+        """As torch's, with this rank's residuals under "gradwire".
+
+        torch.distributed.checkpoint keeps one copy of what all ranks name alike, so it gets them as bytes by rank, with
+        this worker's momentum if momentum_correction is on.
+        """
         self.synchronize()
         state = super().state_dict()
-        if self._reducer is not None and (own := self._reducer.exchange.state()):
-            state[STATE_KEY] = own
-        return state
+        if self._reducer is None:
+            return state
+        own = self._reducer.exchange.state()
+        if is_for_distributed_checkpoint():
+            own = by_rank(own) if self._momentum is None else optimizer_by_rank(own, state)
+        return {**state, STATE_KEY: own} if own else state
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """As torch's. Parameters that state_dict lacks start without a residual.
 
         Residuals of another rank are ignored, with a warning. A collective if there is a warm-up.
+
+        Raises:
+            ValueError: torch.distributed.checkpoint saved the state with another number of ranks.
         """
-        self.load_shared_state(state_dict)
-        if self._reducer is not None:
-            self._reducer.exchange.load(state_dict.get(STATE_KEY, {}))
+        if self._reducer is None:
+            self.load_shared_state(state_dict)
+            return
+        own = of_rank(state_dict.get(STATE_KEY, {}))
+        self.load_shared_state(with_own_state(state_dict, own))
+        self._reducer.exchange.load(own)
 
     def load_shared_state(self, state_dict: Mapping[str, Any]) -> None:
         """As load_state_dict(), without the part that is each rank's own."""

@@ -177,7 +177,7 @@ class HookState:
             agree_on_options(store, "HookState", options.alike)
             self._exchange = BucketExchange(store, options, names, HookedModel(self), shards)
             if self._restored:
-                self._exchange.load(of_rank(self._restored, *self._ranks))
+                self._exchange.load(of_rank(self._restored))
         return self._exchange
 
     def _told(self) -> dict[str, Any]:
@@ -233,7 +233,7 @@ class HookState:
         torch.distributed.checkpoint keeps one copy of what all ranks name alike, so it gets bytes by rank.
         """
         own = self.own_state()
-        return by_rank(own, *self._ranks) if is_for_distributed_checkpoint() else own
+        return by_rank(own) if is_for_distributed_checkpoint() else own
 
     def own_state(self) -> dict[str, Any]:
         """Returns this rank's residuals, also for torch.distributed.checkpoint."""
@@ -255,10 +255,6 @@ class HookState:
             )
         return HooksPart([state._join() for state in listed], model)
 
-    @property
-    def _ranks(self) -> tuple[int, int]:
-        return dist.get_rank(self._group), dist.get_world_size(self._group)
-
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continues from a state_dict(), in the first step. Parameters that it lacks start without a residual.
 
@@ -269,7 +265,7 @@ class HookState:
                 saved the state with another number of ranks.
         """
         if dist.is_initialized():
-            state = of_rank(state, *self._ranks)
+            state = of_rank(state)
         if self._exchange is None:
             self._restored = state
         else:

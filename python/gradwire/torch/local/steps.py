@@ -13,6 +13,12 @@ import torch
 from gradwire.kv import KVStore
 from gradwire.torch import optimizer_wrapper, session
 from gradwire.torch.codecs.adam_warning import warn_of_adam
+from gradwire.torch.distributed_checkpoint import (
+    is_for_distributed_checkpoint,
+    of_rank,
+    optimizer_by_rank,
+    with_own_state,
+)
 from gradwire.torch.exchange import STATE_KEY, has_free_slots
 from gradwire.torch.exchange_options import GivenOptions, agree_on_options
 from gradwire.torch.local.fragments import require_layers
@@ -247,10 +253,15 @@ class _LocalSteps(optimizer_wrapper.Front):
             self._rounds.add(added)
 
     def state_dict(self) -> dict[str, Any]:
-        """As torch's, with the rounds under "gradwire". Waits for means that are in flight."""
+        """As torch's, with the rounds under "gradwire". Waits for means that are in flight.
+
+        torch.distributed.checkpoint keeps one copy of what all ranks name alike, so it gets the rounds as bytes by
+        rank, with the optimizer's state. It keeps one worker's model: save that after synchronize().
+        """
         state = super().state_dict()
         if self._rounds is not None:
-            state[STATE_KEY] = self._rounds.state()
+            own = self._rounds.state()
+            state[STATE_KEY] = optimizer_by_rank(own, state) if is_for_distributed_checkpoint() else own
         return state
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
@@ -260,10 +271,13 @@ class _LocalSteps(optimizer_wrapper.Front):
         ignored, with a warning.
 
         Raises:
-            ValueError: the state has other parameters, or was saved in the middle of a round with another schedule.
+            ValueError: the state has other parameters, or was saved in the middle of a round with another schedule; or
+                torch.distributed.checkpoint saved it with another number of ranks.
         """
         if self._rounds is not None:
-            self._rounds.load(state_dict.get(STATE_KEY, {}))
+            own = of_rank(state_dict.get(STATE_KEY, {}))
+            self._rounds.load(own)
+            state_dict = with_own_state(state_dict, own)
         self.load_shared_state(state_dict)
 
     def load_shared_state(self, state_dict: Mapping[str, Any]) -> None:

@@ -188,7 +188,7 @@ class ReduceScatters:
         torch.distributed.checkpoint keeps one copy of what all ranks name alike, so it gets bytes by rank.
         """
         own = self.own_state()
-        return by_rank(own, *self._ranks) if is_for_distributed_checkpoint() else own
+        return by_rank(own) if is_for_distributed_checkpoint() else own
 
     @property
     def store(self) -> KVStore:
@@ -202,10 +202,6 @@ class ReduceScatters:
         """
         require_alone(listed, "compress_reduce_scatter")
         return ScattersPart(self)
-
-    @property
-    def _ranks(self) -> tuple[int, int]:
-        return self._store.rank, self._store.num_workers
 
     def own_state(self) -> dict[str, Any]:
         """Returns this rank's state, also for torch.distributed.checkpoint."""
@@ -224,7 +220,7 @@ class ReduceScatters:
             ValueError: it was saved with another number of ranks, whose shards differ; or it has a module that is not
                 in the model. Nothing has changed.
         """
-        state = of_rank(state, *self._ranks)
+        state = of_rank(state)
         if state and state["num_workers"] != self._store.num_workers:
             raise ValueError(
                 f"gradwire.torch: what FSDP's reduce-scatters have not sent yet was saved on {state['num_workers']} "

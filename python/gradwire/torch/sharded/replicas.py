@@ -30,7 +30,7 @@ from gradwire.torch import session
 from gradwire.torch.checkpoint import require_alone
 from gradwire.torch.codecs import adam_warning
 from gradwire.torch.codecs.warm_up import Stages
-from gradwire.torch.distributed_checkpoint import by_rank, is_for_distributed_checkpoint, of_rank
+from gradwire.torch.distributed_checkpoint import by_rank, is_for_distributed_checkpoint, of_rank, place
 from gradwire.torch.exchange_options import GivenOptions, OnNonfinite
 from gradwire.torch.process_group import require_alike, store_of
 from gradwire.torch.sharded.layout import finder, fsdp_modules, parameter_groups
@@ -237,12 +237,12 @@ class AllReduces:
         torch.distributed.checkpoint keeps one copy of what all ranks name alike, so it gets bytes by rank.
         """
         own = self.own_state()
-        return by_rank(own, *_place()) if is_for_distributed_checkpoint() else own
+        return by_rank(own) if is_for_distributed_checkpoint() else own
 
     def own_state(self) -> dict[str, Any]:
         """Returns this rank's residuals, also for torch.distributed.checkpoint."""
         own = self._exchange.state()
-        return {**own, "place": list(_place())} if own else {}
+        return {**own, "place": list(place())} if own else {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continues from a state_dict(), in the next step. Parameters that it lacks start without a residual.
@@ -250,9 +250,9 @@ class AllReduces:
         Raises:
             ValueError: it was saved by another rank, or in a job of another number of ranks, whose shards differ.
         """
-        state = dict(of_rank(state, *_place()))
-        rank, ranks = state.pop("place", _place())
-        if (rank, ranks) != _place():
+        state = dict(of_rank(state))
+        rank, ranks = state.pop("place", place())
+        if (rank, ranks) != place():
             raise ValueError(
                 f"gradwire.torch: what the replicas' all-reduce has not sent yet was saved by rank {rank} of {ranks}, "
                 f"and this is rank {dist.get_rank()} of {dist.get_world_size()}, whose shards are others; save "
@@ -274,7 +274,3 @@ class AllReduces:
             "gradwire.torch: what compress_all_reduce() returned cannot be pickled or copied: it is of this process; "
             "save its state_dict() on every rank"
         )
-
-
-def _place() -> tuple[int, int]:
-    return dist.get_rank(), dist.get_world_size()
