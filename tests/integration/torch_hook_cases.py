@@ -655,6 +655,38 @@ def a_checkpoint_of_some_layers_begins_a_job_of_more() -> None:
 
 
 @case
+def what_a_layer_has_not_sent_that_is_frozen_later_is_in_checkpoints() -> None:
+    """A state that was loaded has residuals of a layer that no longer trains, so no bucket brings it."""
+    folder = shared_folder()
+    wrapped, state = hooked(make_branches(), "2bit:threshold=0.02")
+    for step in range(3):
+        Ledger.loss(wrapped, step, "ab").backward()
+    saved = state.state_dict()
+    left = saved["residuals"]["first.weight"].clone()
+    assert left.any()
+    leave_the_store()
+
+    def job(*, is_frozen: bool) -> tuple[DDP, gw.torch.HookState]:
+        model = make_branches()
+        model.first.requires_grad_(not is_frozen)
+        return hooked(model, "2bit:threshold=0.02")
+
+    wrapped, state = job(is_frozen=True)
+    state.load_state_dict(saved)
+    Ledger.loss(wrapped, 3, "ab").backward()
+    gw.torch.save_checkpoint(folder, wrapped, state)
+    for is_frozen in (True, False):
+        leave_the_store()
+        wrapped, state = job(is_frozen=is_frozen)
+        gw.torch.load_checkpoint(folder, wrapped, state)
+        assert torch.equal(state.state_dict()["residuals"]["first.weight"], left)
+        Ledger.loss(wrapped, 4, "ab").backward()
+        assert torch.equal(state.state_dict()["residuals"]["first.weight"], left) == is_frozen
+    gw.torch.save_checkpoint(folder, wrapped, state)
+    leave_the_store()
+
+
+@case
 def what_a_checkpoint_cannot_hold_is_refused() -> None:
     model = make_branches()
     wrapped, state = hooked(model, "2bit:threshold=0.02")

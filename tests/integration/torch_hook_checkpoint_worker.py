@@ -106,6 +106,17 @@ class Hooked(Job):
     def residuals(self) -> dict[str, torch.Tensor]:
         return dict(self.hook.state_dict().get("residuals", {}))
 
+    def load_what_is_left_over(self) -> None:
+        """Of a parameter that is not trained."""
+        own = {
+            "rank": self.hook._store.rank,
+            "residuals": {"frozen": torch.full((7,), 1.0 + dist.get_rank())},
+        }
+        self.hook.load_state_dict(own | {"shard": self.shard()})
+
+    def shard(self) -> list[int]:
+        return [0, 1]
+
 
 class HookedOnHosts(Hooked):
     """Of two ranks."""
@@ -115,6 +126,9 @@ class HookedOnHosts(Hooked):
         self.hook = gw.torch.HookState(codec, local_group=local_group())
         wrapped.register_comm_hook(self.hook, gw.torch.ddp_hook)
         return wrapped
+
+    def shard(self) -> list[int]:
+        return [dist.get_rank(local_group()), 2]
 
     def residuals(self) -> dict[str, torch.Tensor]:
         shard = dist.get_rank(local_group())
@@ -208,6 +222,8 @@ def save(kind: type[Job], folder: Path) -> None:
     for number, codec in enumerate(CODECS):
         here = folder / str(number)
         with job(kind, codec, 0) as first:
+            if isinstance(first, Hooked):
+                first.load_what_is_left_over()
             first.train(range(SAVED))
             extra = {"step": SAVED, "optimizer": first.optimizer_state()}
             gw.torch.save_checkpoint(here, first.model, first.hook, extra)

@@ -117,8 +117,8 @@ class BucketExchange:
 
     @property
     def is_waiting(self) -> bool:
-        """Whether load() was given what is of parameters that no bucket has told yet."""
-        return self._restored is not None
+        """Whether load() was given a state, and no bucket has told parameters yet."""
+        return self._restored is not None and not self._index
 
     def load(self, state: Mapping[str, Any]) -> None:
         """Goes on from it, with the first step, whose buckets tell the parameters."""
@@ -143,6 +143,17 @@ class BucketExchange:
     def labels(self) -> list[str]:
         """What parameters are called, in the order in which they were declared."""
         return list(self._labels)
+
+    @property
+    def left_over(self) -> dict[str, torch.Tensor]:
+        """What load() was given of parameters that no bucket has told yet, as of frozen ones, by label."""
+        if self._restored is None or self._restored.get("rank") != self._store.rank:
+            return {}
+        return dict(self._restored["residuals"])
+
+    def keep(self, left_over: Mapping[str, torch.Tensor]) -> None:
+        """Follows begin_with(): what left_over returned waits for its parameters again."""
+        self._restored = {"rank": self._store.rank, "residuals": left_over} if left_over else None
 
     def require_known(self, labels: Sequence[str], named: Mapping[str, torch.Tensor]) -> None:
         """Raises ValueError for labels that begin_with() could not declare."""

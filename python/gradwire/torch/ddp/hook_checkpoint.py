@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     from gradwire.torch.sharded.fsdp import ReduceScatters
 
 
+_LEFT_OVER = "left_over"  # of a hook's state: residuals whose parameters no bucket has told yet
+
+
 class HooksPart(Part):
     """Hooks of DDP models that share a store. Their parameters come with the first buckets, but residuals before: so
     what the checkpoint has is declared when it is loaded, in the order that it had.
@@ -49,7 +52,8 @@ class HooksPart(Part):
                     "gradwire.torch: save_checkpoint: a HookState has been given a state by load_state_dict(), and no "
                     "step has been taken with it; take one first"
                 )
-            states.append({**beside_the_store(exchange.state()), "parameters": exchange.labels})
+            own = {"parameters": exchange.labels, _LEFT_OVER: exchange.left_over}
+            states.append({**beside_the_store(exchange.state()), **own})
         return {"states": states}
 
     def fitting(self, saved: dict[str, Any], restored: Restored, read: Read) -> dict[str, Any]:
@@ -62,13 +66,31 @@ class HooksPart(Part):
         named = dict(self._model.named_parameters())
         for exchange, state in zip(self._exchanges, states, strict=True):
             exchange.require_known(state["parameters"], named)
-        return saved
+        left_over = self._inherited(saved, restored, read)
+        return {"states": [{**state, _LEFT_OVER: own} for state, own in zip(states, left_over, strict=True)]}
+
+    def _inherited(
+        self, saved: dict[str, Any], restored: Restored, read: Read
+    ) -> list[dict[str, torch.Tensor]]:
+        """Returns what this rank has left over of each exchange. With other ranks it is shared out as the store does it
+        with residuals.
+        """
+        here, there = self.store.num_workers, restored.num_workers
+        theirs = [saved] if here == there else [read(rank) for rank in range(self.store.rank, there, here)]
+        return [
+            _added_up([each["states"][place].get(_LEFT_OVER, {}) for each in theirs])
+            for place in range(len(self._exchanges))
+        ]
 
     def prepare(self, saved: Mapping[str, Any]) -> None:
         named = dict(self._model.named_parameters())
         for exchange, state in zip(self._exchanges, saved["states"], strict=True):
             exchange.begin_with(state["parameters"], named)
             exchange.load_codecs(state)
+
+    def take_over(self, saved: Mapping[str, Any]) -> None:
+        for exchange, state in zip(self._exchanges, saved["states"], strict=True):
+            exchange.keep(state[_LEFT_OVER])
 
 
 class ScattersPart(Part):
@@ -120,6 +142,14 @@ class ScattersPart(Part):
             self._scatters.load_state_dict(saved["states"][0])
         else:
             self._scatters.inherit(saved["states"])
+
+
+def _added_up(states: Sequence[Mapping[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
+    total: dict[str, torch.Tensor] = {}
+    for state in states:
+        for name, residual in state.items():
+            total[name] = total[name] + residual if name in total else residual
+    return total
 
 
 def _gathered(value: Any) -> Any:
