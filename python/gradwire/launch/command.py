@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from gradwire import codec_listing
-from gradwire.launch.counts import MOST_PROCESSES
 from gradwire.settings import endpoints
 from gradwire.settings.units import parse_duration, parse_size
+from gradwire.terminal.counts import MOST_PROCESSES
 from gradwire.terminal.json_option import JsonOption, write_json
 
 if TYPE_CHECKING:

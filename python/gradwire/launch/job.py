@@ -11,7 +11,6 @@ from typing import TypeVar
 
 from gradwire.launch import inherited_environment, rendezvous
 from gradwire.launch.child import Deliver, Host, LocalHost, MakeSplitter, OwnLines
-from gradwire.launch.counts import MOST_PROCESSES
 from gradwire.launch.programs import find_server_program, refuse_launcher, require_program
 from gradwire.launch.remote.ssh import SshHost
 from gradwire.launch.stdin_program import reads_program_from_stdin
@@ -19,6 +18,7 @@ from gradwire.settings import definitions as settings_module
 from gradwire.settings import encryption, endpoints
 from gradwire.settings.definitions import Settings
 from gradwire.stores import agreed_settings
+from gradwire.terminal.counts import MOST_PROCESSES
 
 Placement = Callable[[str, int], Host | None]
 _STDIN = 0
