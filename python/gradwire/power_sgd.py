@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -36,9 +37,8 @@ __all__ = ["PowerSGD"]
 
 Floats = NDArray[np.float32]
 _DEPENDENT = 1e-6  # a column has nothing of its own where less than this part of it is left
-_calls = (
-    itertools.count()
-)  # a store's keys are declared once, so every object's have a number, equal on all ranks
+# Objects by store: its keys are declared once, so those of each object have a number, the same on all ranks.
+_made: weakref.WeakKeyDictionary[KVStore, itertools.count[int]] = weakref.WeakKeyDictionary()
 
 
 @dataclass
@@ -233,7 +233,7 @@ class PowerSGD:
     # -- inside ----------------------------------------------------------------------------------------
 
     def _declare(self, first: int, second: int) -> list[int]:
-        prefix = f"power_sgd.{next(_calls)}."
+        prefix = f"power_sgd.{next(_made.setdefault(self._store, itertools.count()))}."
         keys = [(prefix + "p", [first], "float32"), (prefix + "q", [second], "float32")]
         return self._engine.declare([key for key in keys if key[1] != [0]])
 

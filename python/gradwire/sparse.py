@@ -282,7 +282,8 @@ class SparseKeys:
                 raise TypeError(
                     f"{verb}: the value of key {key!r} is a {type(part).__name__}, expected a RowSparse"
                 )
-            if tuple(part.rows.shape[1:]) != table.shape[1:]:
+            # Of no row, anything empty will do.
+            if len(part.row_ids) > 0 and tuple(part.rows.shape[1:]) != table.shape[1:]:
                 raise ValueError(
                     f"{verb}: key {key!r} has rows of shape {table.shape[1:]}, given {tuple(part.rows.shape[1:])}"
                 )

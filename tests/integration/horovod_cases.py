@@ -48,6 +48,31 @@ def sums_of_every_type() -> None:
 
 
 @case
+def inference_mode_is_the_callers_alone() -> None:
+    """Results are written on another thread, which is not in it."""
+    ranks = range(hvd.size())
+    with torch.inference_mode():
+        counts = torch.full((3,), 2 * hvd.rank())
+        assert torch.equal(
+            hvd.allreduce(counts), torch.full((3,), sum(2 * rank for rank in ranks) // len(ranks))
+        )
+        own = torch.full((4,), float(hvd.rank()))
+        assert torch.equal(hvd.broadcast(own, 0), torch.zeros(4))
+        assert hvd.broadcast_object({"rank": hvd.rank()}, 0) == {"rank": 0}
+        assert hvd.allgather_object(hvd.rank()) == list(ranks)
+        sums = hvd.grouped_allreduce([own, own + 1, counts], op=hvd.Sum)
+        assert torch.equal(sums[1], torch.full((4,), float(sum(ranks) + len(ranks))))
+        assert torch.equal(
+            hvd.allreduce(own, op=hvd.Sum, postscale_factor=0.5), torch.full((4,), sum(ranks) / 2)
+        )
+        hvd.allreduce_(own, op=hvd.Sum)
+        assert torch.equal(own, torch.full((4,), float(sum(ranks))))
+        gathered = hvd.allgather(own[: hvd.rank() + 1])
+        assert len(gathered) == sum(min(rank + 1, 4) for rank in ranks)
+    assert torch.equal(hvd.allreduce(torch.ones(2), op=hvd.Sum), torch.full((2,), float(len(ranks))))
+
+
+@case
 def every_operation() -> None:
     given = torch.stack(everyone(7))
     oracles = {

@@ -7,8 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from gradwire.kv import KVStore
 from gradwire.power_sgd import PowerSGD
 from numpy.testing import assert_array_equal
+from python.inproc_ranks import run_ranks
 
 SHAPE = (30, 40)
 
@@ -27,6 +29,17 @@ def test_nothing_is_lost_between_what_arrives_and_what_is_owed(local_store: Any)
         assert np.linalg.matrix_rank(own, tol=1e-4) == 2
         arrived += own
     np.testing.assert_allclose(arrived + power.state_dict()["errors"][0], given, atol=1e-4)
+
+
+def test_objects_are_counted_by_store(local_store: Any) -> None:
+    """Not by process: one rank may have made more of them than another, for other stores."""
+
+    def body(store: KVStore) -> None:
+        if store.rank == 0:
+            PowerSGD(local_store, [SHAPE])
+        assert PowerSGD(store, [SHAPE]).all_reduce([gradient(store.rank)])
+
+    run_ranks(2, body)
 
 
 def test_tensors_are_written_in_place(local_store: Any) -> None:

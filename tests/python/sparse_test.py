@@ -116,6 +116,14 @@ def test_values_of_several_devices_are_summed(kv: KVStore) -> None:
     assert_array_equal(pulled(kv, "table", range(20)), dense_sum(together))
 
 
+def test_no_rows_need_no_shape(kv: KVStore) -> None:
+    kv.init("table", gw.RowSparse([], [], SHAPE))
+    kv.push("table", gw.RowSparse([], []))
+    out = gw.RowSparse([], [])
+    kv.row_sparse_pull("table", out, row_ids=[2])
+    assert not np.asarray(out.rows).any()
+
+
 def test_rows_of_every_dtype_and_kind_are_taken(kv: KVStore) -> None:
     kv.init("table", gw.RowSparse([], [], SHAPE))
     for rows in (

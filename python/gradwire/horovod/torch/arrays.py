@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -42,7 +43,10 @@ def copied(array: torch.Tensor, dtype: str) -> torch.Tensor:
 
 
 def joined(arrays: Sequence[torch.Tensor], out: torch.Tensor | None = None) -> torch.Tensor:
-    return torch.cat(list(arrays), out=out)
+    if out is None:
+        return torch.cat(list(arrays))
+    with _writing_to(out):
+        return torch.cat(list(arrays), out=out)
 
 
 def parts(array: torch.Tensor, rows: Sequence[int]) -> list[torch.Tensor]:
@@ -56,7 +60,7 @@ def combined(op: str, one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
 
 def write(target: torch.Tensor, values: torch.Tensor) -> None:
     if values.data_ptr() != target.data_ptr() or values.dtype != target.dtype:
-        with torch.no_grad():
+        with _writing_to(target):
             target.copy_(values.view(target.shape))
 
 
@@ -66,6 +70,13 @@ def from_bytes(data: bytes) -> torch.Tensor:
 
 def to_bytes(array: torch.Tensor) -> bytes:
     return array.numpy().tobytes()
+
+
+def _writing_to(target: torch.Tensor) -> AbstractContextManager[Any]:
+    """What a tensor is written in, on the thread that has the result: torch takes one of inference mode in that alone,
+    and the mode is the caller's thread's.
+    """
+    return torch.inference_mode() if target.is_inference() else torch.no_grad()
 
 
 def _dtype(name: str) -> torch.dtype:
