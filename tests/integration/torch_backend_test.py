@@ -24,7 +24,7 @@ def test_all_cases(workers: int, codec: str | None, tmp_path: Path) -> None:
     assert outcome.returncode == 0, text
     passed = [line for line in outcome.stdout.splitlines() if line.endswith(" passed")]
     assert len(passed) == workers * len(set(passed)), text
-    assert len(set(passed)) == (15 if codec is None else 8), text
+    assert len(set(passed)) == (16 if codec is None else 8), text
     assert outcome.stdout.count("ended") == workers, text
 
 
