@@ -19,9 +19,10 @@ from gradwire.settings import endpoints
 from gradwire.settings.units import parse_duration, parse_size
 from gradwire.terminal.counts import MOST_PROCESSES
 from gradwire.terminal.json_option import JsonOption, write_json
+from gradwire.terminal.quantities import checked_by
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Mapping
 
     from gradwire.launch.child import Line
     from gradwire.launch.console import Prefixer
@@ -242,20 +243,6 @@ def _launchers(incomplete: str) -> list[str]:
     return [row.name for row in launchers.LAUNCHERS if row.name.startswith(incomplete)]
 
 
-def _checked_by(parse: Callable[[str], object]) -> Callable[[str | None], str | None]:
-    """Makes the callback of an option whose text parse() reads later: an error there would not name the option."""
-
-    def check(text: str | None) -> str | None:
-        if text is not None:
-            try:
-                parse(text)
-            except ValueError as error:
-                raise typer.BadParameter(str(error)) from None
-        return text
-
-    return check
-
-
 def run(
     command: Annotated[
         list[str], typer.Argument(metavar="CMD...", help="Program and arguments of every worker.")
@@ -401,7 +388,7 @@ def run(
             help="Memory of each worker and server, under yarn and kubernetes, such as 4GB. Yarn kills a process that "
             "uses more. Default: 1 GiB under yarn; under kubernetes no limit.",
             rich_help_panel=_CLUSTERS,
-            callback=_checked_by(parse_size),
+            callback=checked_by(parse_size),
         ),
     ] = None,
     image: Annotated[
@@ -510,7 +497,7 @@ def run(
             help="Time in which workers may save after SIGTERM, before they are killed, such as 30s or 2min. "
             "Default: GRADWIRE_GRACE_PERIOD, or 30s.",
             rich_help_panel=_FAILURES,
-            callback=_checked_by(parse_duration),
+            callback=checked_by(parse_duration),
         ),
     ] = None,
     on_failure: Annotated[
@@ -545,7 +532,7 @@ def run(
             metavar="tcp://HOST:PORT",
             help="Add workers to the running elastic job whose scheduler listens there. Default: start a new job.",
             rich_help_panel=_FAILURES,
-            callback=_checked_by(endpoints.parse),
+            callback=checked_by(endpoints.parse),
         ),
     ] = None,
     settings_file: Annotated[
