@@ -194,7 +194,7 @@ def test_a_codec_with_parameters_is_explained_as_it_was_given() -> None:
 def test_whatever_is_offered_is_explained(name: str) -> None:
     row = codec_listing.record_of(name)
     assert row["codec"] == name.partition(":")[0]
-    console = Console(file=io.StringIO(), width=200)
+    console = Console(file=io.StringIO(), width=1000)
     codec_listing.list_codecs(name, None, console)
     text = console.file.getvalue()  # type: ignore[attr-defined]
     assert text.startswith(f"{name}: {row['summary']}\n")

@@ -7,7 +7,7 @@ MOST_PROCESSES = 65_536
 """Workers or servers of a job."""
 MOST_THREADS = 1_024
 """Of one process."""
-MOST_REPETITIONS = 10_000
+MOST_REPETITIONS = 1_000_000
 """Runs, launches, rounds or steps of a measurement."""
 MOST_ELEMENTS = 2**32
 """Floats of a gradient, or tensors that it consists of."""
