@@ -222,7 +222,7 @@ void RoundThread::on_question(const std::set<std::string>& rounds) {
 
 void RoundThread::on_goodbye(Node peer, const std::string& error) {
   // A worker that leaves concerns servers. They name it in their answers to those that still wait for it.
-  if (peer.role == Role::kWorker) has_lost_worker_ = true;
+  if (peer.role == Role::kWorker && settings_.on_worker_left) settings_.on_worker_left();
   if (peer.role != Role::kServer) return;
   post([this, rank = peer.rank, error] { lose_server(rank, error); });
 }

@@ -6,7 +6,6 @@
 // Lifetime: owned by Engine, dies before the Messenger.
 #pragma once
 
-#include <atomic>
 #include <cstdint>
 #include <exception>
 #include <functional>
@@ -50,8 +49,9 @@ class RoundThread final : private transport::Sink {
     bool servers_in_workers = false;  ///< a server is its worker, to people, and leaves with it
     std::uint32_t contributors = 0;   ///< payloads in a sum
     std::function<void(const std::exception_ptr&)> on_failure{};  ///< gets the first, on this thread
-    Tier tier = Tier::kJob;                                       ///< of what is traced
-    Standstill* standstill = nullptr;  ///< gets the job's questions, on this thread; lives as long
+    std::function<void()> on_worker_left{};  ///< called for each other worker, on the Messenger's thread
+    Tier tier = Tier::kJob;                  ///< of what is traced
+    Standstill* standstill = nullptr;        ///< gets the job's questions, on this thread; lives as long
   };
   RoundThread(transport::Messenger& messenger, const EngineOptions& options, const Rounds& rounds);
   ~RoundThread() override;
@@ -90,8 +90,6 @@ class RoundThread final : private transport::Sink {
   TensorTable& tensors() { return tensors_; }
   Residuals& residuals() { return residuals_; }
   const RoundWaits& waits() const { return waits_; }
-  /// Whether another worker has left.
-  bool has_lost_worker() const { return has_lost_worker_; }
   /// Whether no operation is in flight.
   bool is_idle() const { return rounds_.active().empty(); }
 
@@ -157,7 +155,6 @@ class RoundThread final : private transport::Sink {
   DenseClient dense_;
   DenseRounds rounds_;
   RoundWaits waits_;
-  std::atomic<bool> has_lost_worker_{false};
   std::exception_ptr failure_;
   mutable std::mutex failure_mutex_;
   std::string failure_text_;  ///< of failure_, for other threads: guarded by failure_mutex_

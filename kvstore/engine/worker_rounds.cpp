@@ -19,6 +19,7 @@ void WorkerRounds::begin(std::unique_ptr<Hierarchy> hierarchy, Standstill& stand
   if (!hierarchy_) {
     RoundThread::Rounds rounds{in_order_, servers_in_workers, messenger_.world().workers, {}};
     rounds.standstill = &standstill;
+    rounds.on_worker_left = [this] { has_lost_worker_ = true; };
     job_ = std::make_unique<RoundThread>(messenger_, options_, rounds);
     if (options_.async) agree_on_async();
     return;
@@ -195,7 +196,7 @@ void WorkerRounds::finish_own() const {
   while (!idle.wait_for(kLook)) {
     const auto now = std::chrono::steady_clock::now();
     // One that has come to its end makes no more sums. Without a library, the host's server says so.
-    if (in_order_ && own().has_lost_worker() && !std::exchange(has_lost_any, true)) end = now + kMoment;
+    if (in_order_ && has_lost_worker_ && !std::exchange(has_lost_any, true)) end = now + kMoment;
     if (now < end) continue;
     if (!has_lost_any) return fail_late("its last pushes were not summed");
     return fail(

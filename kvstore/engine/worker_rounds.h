@@ -5,6 +5,7 @@
 // Failure: std::logic_error once it is stopped.
 #pragma once
 
+#include <atomic>
 #include <chrono>
 #include <cstdint>
 #include <map>
@@ -103,9 +104,10 @@ class WorkerRounds {
   const EngineOptions& options_;
   const bool in_order_;
   const std::shared_ptr<Callers> callers_;  // owners: Engine, this, rows and tickets
-  std::unique_ptr<Hierarchy> hierarchy_;    // before job_: outlives it
-  std::mutex shown_mutex_;                  ///< guards what follows
-  bool sends_deltas_ = false;               ///< servers, of weights
+  std::atomic<bool> has_lost_worker_{false};
+  std::unique_ptr<Hierarchy> hierarchy_;  // before job_: outlives it
+  std::mutex shown_mutex_;                ///< guards what follows
+  bool sends_deltas_ = false;             ///< servers, of weights
   std::set<KeyId> shown_;  ///< where a host sums: keys of which it has no other weight than it has shown
   std::unique_ptr<RoundThread> job_;
 };

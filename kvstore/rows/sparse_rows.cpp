@@ -192,32 +192,6 @@ std::shared_ptr<const Compression> SparseRows::compression_for(Table& table) {
   return plain_;
 }
 
-/// Throws std::invalid_argument where a message of one server would hold too much. more: rows besides.
-void SparseRows::require_room(const char* verb, const Table& table, std::span<const std::uint64_t> ids,
-                              std::size_t row_bytes, std::span<const std::uint64_t> more) const {
-  std::vector<std::uint64_t> counts(table.homes.servers.size());
-  for (const auto some : {ids, more}) {
-    for (const std::uint64_t id : some) ++counts[table.homes.owner(id)];
-  }
-  const std::uint64_t most = *std::ranges::max_element(counts);
-  if (most == 0 || most * row_bytes + max_row_head_bytes(most) <= options_.message_bytes) return;
-  throw std::invalid_argument(fmt::format(
-      "{}: {} rows of {} bytes of table '{}' for one of {} servers are more than a message of {} bytes "
-      "holds; give fewer rows at a time, or use more servers",
-      verb, most, row_bytes, table.spec.name, counts.size(), options_.message_bytes));
-}
-
-/// Before anything is encoded, which changes residuals.
-void SparseRows::require_room_of_push(const char* verb, Table& table, const Rows& rows, bool has_answer) {
-  const auto compression = compression_for(table);
-  const std::uint32_t width = table.shape.row_elements;
-  std::size_t row_bytes = compression->codec->max_encoded_size(width);
-  if (has_answer) row_bytes = std::max(row_bytes, width * sizeof(float));
-  // What a lossy codec before this one has left goes along.
-  const auto left = compression->codec->lossy() ? std::vector<std::uint64_t>() : table.residual.ids();
-  require_room(verb, table, rows.ids, row_bytes, left);
-}
-
 /// Encodes the chosen rows, all of one server.
 RowRequest SparseRows::push_to(Table& table, std::size_t owner, const Rows& rows,
                                std::span<const std::size_t> chosen, const Compression& compression,
@@ -281,12 +255,17 @@ Rows SparseRows::take_leftover(Table& table, const Rows& given) {
 }
 
 /// One for each of the table's servers, the first of them not the same on all ranks.
-std::vector<RowRequest> SparseRows::push_requests(Table& table, const Rows& given, std::int32_t priority) {
+std::vector<RowRequest> SparseRows::push_requests(Table& table, const char* verb, const Rows& given,
+                                                  std::int32_t priority, std::size_t answered_row_bytes) {
   const auto compression = compression_for(table);
+  const bool has_leftover = !compression->codec->lossy() && table.residual.size() > 0;
+  const std::size_t sent_row_bytes = compression->codec->max_encoded_size(table.shape.row_elements);
+  // Before anything is encoded, which changes residuals.
+  require_room({verb, table.spec.name, std::max(sent_row_bytes, answered_row_bytes), options_.message_bytes},
+               table.homes, given.ids, has_leftover ? table.residual.ids() : std::vector<std::uint64_t>());
   const Timer timer(codec_nanoseconds_);
   // A rollback goes back by one round.
   table.before.clear();
-  const bool has_leftover = !compression->codec->lossy() && table.residual.size() > 0;
   const Rows with_leftover = has_leftover ? take_leftover(table, given) : Rows();
   const Rows& rows = has_leftover ? with_leftover : given;
   if (compression->codec->lossy() && compress::measures_share(table.step)) table.share = {0, 0, true};
@@ -362,9 +341,8 @@ Ticket SparseRows::push(TableId id, std::span<const std::int64_t> ids, std::span
   if (const auto free = room(id)) free->wait();
   const Rows rows = sum_duplicates(ids, values, table.shape);
   const std::lock_guard lock(table.mutex);
-  require_room_of_push("push", table, rows, false);
   callers_->note_call();
-  table.last_push = submit(table, push_requests(table, rows, priority)).done;  // acknowledged at once
+  table.last_push = submit(table, push_requests(table, "push", rows, priority)).done;  // acknowledged at once
   // At once an acknowledgement says that the push is applied. Otherwise only the end of its round gives its
   // bytes back.
   if (options_.async) table.end = {*table.last_push, table.ahead_bytes};
@@ -377,8 +355,8 @@ PulledRows SparseRows::push_pull(TableId id, std::span<const std::int64_t> ids, 
   Table& table = table_at(id);
   const Rows rows = sum_duplicates(ids, values, table.shape);
   const std::lock_guard lock(table.mutex);
-  require_room_of_push("push_pull", table, rows, true);
-  auto requests = push_requests(table, rows, priority);
+  const std::size_t row_bytes = table.shape.row_elements * sizeof(float);
+  auto requests = push_requests(table, "push_pull", rows, priority, row_bytes);
   for (RowRequest& request : requests) request.header.program_step = program_step;
   if (options_.async) {
     // There is no round whose rows could be meant, so the pull names them.
@@ -400,7 +378,8 @@ PulledRows SparseRows::pull(TableId id, std::span<const std::int64_t> ids, std::
   Table& table = table_at(id);
   const auto rows = distinct_ids(ids, table.shape);
   const std::lock_guard lock(table.mutex);
-  require_room("pull", table, rows, table.shape.row_elements * sizeof(float));
+  const std::size_t row_bytes = table.shape.row_elements * sizeof(float);
+  require_room({"pull", table.spec.name, row_bytes, options_.message_bytes}, table.homes, rows);
   settle_ahead(table);
   PulledRows pulled = submit_round(table, "pull", pull_requests(table, rows, priority));
   table.end = {pulled.done, table.ahead_bytes};

@@ -164,13 +164,11 @@ class SparseRows {
   RowRequest push_to(Table& table, std::size_t owner, const Rows& rows, std::span<const std::size_t> chosen,
                      const Compression& compression, std::int32_t priority);
   Rows take_leftover(Table& table, const Rows& given);
-  std::vector<RowRequest> push_requests(Table& table, const Rows& given, std::int32_t priority);
+  std::vector<RowRequest> push_requests(Table& table, const char* verb, const Rows& given,
+                                        std::int32_t priority, std::size_t answered_row_bytes = 0);
   std::vector<RowRequest> pull_requests(Table& table, std::span<const std::uint64_t> ids,
                                         std::int32_t priority);
   std::vector<RowRequest> init_requests(Table& table, const Rows& rows);
-  void require_room(const char* verb, const Table& table, std::span<const std::uint64_t> ids,
-                    std::size_t row_bytes, std::span<const std::uint64_t> more = {}) const;
-  void require_room_of_push(const char* verb, Table& table, const Rows& rows, bool has_answer);
   PulledRows submit(Table& table, std::vector<RowRequest> requests);
   /// The same for requests of a round, or behind one: a caller that waits for them waits for other workers
   /// (callers.h).

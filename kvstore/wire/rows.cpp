@@ -92,4 +92,18 @@ RowHomes place_rows(const RowShape& table, std::uint64_t shard_bound_elements,
   return homes;
 }
 
+void require_room(const RowMessage& message, const RowHomes& homes, std::span<const std::uint64_t> ids,
+                  std::span<const std::uint64_t> more) {
+  std::vector<std::uint64_t> counts(homes.servers.size());
+  for (const auto some : {ids, more}) {
+    for (const std::uint64_t id : some) ++counts[homes.owner(id)];
+  }
+  const std::uint64_t most = *std::ranges::max_element(counts);
+  if (most == 0 || most * message.row_bytes + max_row_head_bytes(most) <= message.most_bytes) return;
+  throw std::invalid_argument(fmt::format(
+      "{}: {} rows of {} bytes of table '{}' for one of {} servers are more than a message of {} bytes "
+      "holds; give fewer rows at a time, or use more servers",
+      message.verb, most, message.row_bytes, message.table, counts.size(), message.most_bytes));
+}
+
 }  // namespace gradwire::kvstore

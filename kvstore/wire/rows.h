@@ -6,6 +6,7 @@
 
 #include <cstdint>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "kvstore/wire/key.h"
@@ -54,5 +55,16 @@ struct RowHomes {
 /// server with the fewest bytes; load carries the bytes placed so far, and is updated. The same on every
 /// rank.
 RowHomes place_rows(const RowShape& table, std::uint64_t shard_bound_elements, std::span<std::uint64_t> load);
+
+/// Rows that a call sends or asks for.
+struct RowMessage {
+  const char* verb;
+  const std::string& table;
+  std::size_t row_bytes = 0;
+  std::uint64_t most_bytes = 0;  ///< that a message may hold
+};
+/// Throws std::invalid_argument where one server's message would hold more. more: ids of rows besides.
+void require_room(const RowMessage& message, const RowHomes& homes, std::span<const std::uint64_t> ids,
+                  std::span<const std::uint64_t> more = {});
 
 }  // namespace gradwire::kvstore
