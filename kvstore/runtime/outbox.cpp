@@ -24,8 +24,8 @@ bool is_of_round(const transport::FrameHeader& header) {
 /// the last has crossed the wire.
 constexpr std::uint64_t kFullMessageBytes = 16U << 10;
 
-/// Payloads from this size on are queued once.
-constexpr std::size_t kLargeBytes = kFullMessageBytes;
+/// Whether a frame is queued once: one that goes alone.
+bool is_large(const Frame& frame) { return frame.payload.size_bytes() >= kFullMessageBytes; }
 
 /// A name that two pieces share would only let others' patience end early.
 std::uint64_t piece_of(const transport::FrameHeader& header) {
@@ -53,11 +53,9 @@ Outbox::Outbox(transport::Messenger& messenger, std::shared_ptr<Loop> loop, tran
 void Outbox::add(std::uint32_t rank, Frame frame) {
   if (local_peer_ == transport::Node{role_, rank})
     return local_.push_back({std::move(frame), tracer_.now(), rank});
-  const std::size_t payload_bytes = frame.payload.size_bytes();
-  const bool is_large = payload_bytes >= kLargeBytes;
-  if (is_large && holds(rank, frame.header, payload_bytes)) return;
+  if (is_large(frame) && holds(rank, frame.header, frame.payload.size_bytes())) return;
   const std::uint64_t id = next_id_++;
-  if (is_large) large_.emplace(piece_of(frame.header), id);
+  if (is_large(frame)) large_.emplace(piece_of(frame.header), id);
   queue_->push({id, frame.header.priority, rank, transport::kHeaderBytes + frame.payload.size_bytes(),
                 piece_of(frame.header), frame.header.kind == Kind::kPush});
   frames_.emplace(id, Waiting{std::move(frame), tracer_.now(), rank});
@@ -71,6 +69,13 @@ bool Outbox::holds(std::uint32_t rank, const transport::FrameHeader& header,
     return waiting.rank == rank && waiting.frame.payload.size_bytes() == payload_bytes &&
            waiting.frame.header == header;
   });
+}
+
+void Outbox::forget_large(std::uint64_t id, const Frame& frame) {
+  if (!is_large(frame)) return;
+  const auto [first, last] = large_.equal_range(piece_of(frame.header));
+  const auto noted = std::find_if(first, last, [id](const auto& entry) { return entry.second == id; });
+  if (noted != last) large_.erase(noted);
 }
 
 Span Outbox::leave_queue(std::uint32_t rank, const Waiting& waiting) const {
@@ -179,9 +184,7 @@ std::optional<Outbox::Time> Outbox::flush(Time now) {
   };
   while (const auto item = queue_->pop()) {
     auto node = frames_.extract(item->id);
-    const auto [first, last] = large_.equal_range(piece_of(node.mapped().frame.header));
-    const auto noted = std::find_if(first, last, [&](const auto& entry) { return entry.second == item->id; });
-    if (noted != last) large_.erase(noted);
+    forget_large(item->id, node.mapped().frame);
     auto& [bytes, frames] = fused[item->destination];
     const Span traced = leave_queue(item->destination, node.mapped());
     if (node.mapped().frame.header.kind == Kind::kPush) {

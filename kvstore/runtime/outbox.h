@@ -62,6 +62,8 @@ class Outbox {
   };
   /// What is noted of a frame that has left the queue: its send's span, to be ended.
   Span leave_queue(std::uint32_t rank, const Waiting& waiting) const;
+  /// A frame is about to leave the queue.
+  void forget_large(std::uint64_t id, const transport::Frame& frame);
   void send_local();
   /// Holds what goes to a peer whose window is closed.
   void hold_or_let_go(std::uint32_t rank, Time now);
