@@ -59,9 +59,9 @@ struct EngineOptions {
   /// (ZmqOptions::max_frame_bytes).
   std::uint64_t message_bytes = (std::uint64_t{1} << 31) - 4096;
   unsigned codec_threads = 1;
-  /// How residuals are kept, on the host and on devices: kFloat32, or kBfloat16, half the memory. In tables
-  /// of rows they are of float32.
-  ElementType residual_type = ElementType::kFloat32;
+  /// How workers keep residuals, on the host and on devices: kFloat32, or kBfloat16, half the memory; none:
+  /// not at all, and what a codec leaves out is lost. In tables of rows they are of float32.
+  std::optional<ElementType> residual_type = ElementType::kFloat32;
   CodeSums code_sums = CodeSums::kFewestBits;      ///< placement native: how a library sums codes
   std::chrono::milliseconds slow_warning{60'000};  ///< a notice names what is awaited
   std::chrono::milliseconds slow_abort{

@@ -119,7 +119,7 @@ class Exchange:
             self._workers,
             decay=recipe.decay,
             feedback=recipe.feedback == "on",
-            rounds=recipe.residuals == "bfloat16",
+            residuals=recipe.residuals,
         )
 
     def mean(self, given: Floats, step: int) -> Floats:

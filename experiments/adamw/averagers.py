@@ -44,16 +44,17 @@ class OfCodec:
         *,
         decay: float = 1.0,
         feedback: bool = True,
-        rounds: bool = False,
+        residuals: str = "float32",
     ) -> None:
-        """rounds: the workers' residuals are kept in bfloat16."""
+        """residuals: in which the workers' are kept: "float32", "bfloat16", or "none": not at all."""
         chosen = parse_compression(spec)
         self.bits = 0.0
         self._codec = compress.make(chosen.spec)
         self._reply, self._key, self._decay = chosen.reply, key, np.float32(decay)
-        self._rounds = rounds
+        self._rounds = residuals == "bfloat16"
         keeps = self._codec.lossy and feedback
-        self._residuals = [np.zeros(elements, np.float32) if keeps else None for _ in range(workers)]
+        workers_keep = keeps and residuals != "none"
+        self._residuals = [np.zeros(elements, np.float32) if workers_keep else None for _ in range(workers)]
         self._of_server = (
             np.zeros(elements, np.float32) if keeps and self._reply == self._codec.name else None
         )

@@ -13,14 +13,14 @@ from arms import (
     MUON,
     PAIRED,
     RATES,
-    ROUNDED,
-    ROUNDED_TASKS,
+    RESIDUALS,
+    RESIDUALS_TASKS,
     TASKS,
     TUNED,
     TUNED_TASKS,
     WITH_MUON,
     muon_arm,
-    rounded_arm,
+    residuals_arm,
     tuned_arm,
 )
 from gradwire.report.paired_statistics import paired_difference
@@ -52,7 +52,7 @@ def table(rows: Sequence[Row], task: str) -> str:
     With two seeds or more they have Student's 95 % interval.
     """
     others = {tuned_arm(codec, rate) for codec in TUNED for rate in RATES} - set(TUNED)
-    others |= {rounded_arm(codec) for codec in ROUNDED}
+    others |= {residuals_arm(codec, dtype) for dtype, codecs in RESIDUALS.items() for codec in codecs}
     own = [row for row in rows if row.task == task and "optimizer=" not in row.arm and row.arm not in others]
     lines = []
     for arm in dict.fromkeys(row.arm for row in own):
@@ -90,10 +90,12 @@ def muon(rows: Sequence[Row]) -> str:
     return _by_task(WITH_MUON, MUON, cell)
 
 
-def rounded(rows: Sequence[Row]) -> str:
-    """Returns a table of codecs whose residuals are in bfloat16, behind the same codec with them in float32."""
+def residuals(rows: Sequence[Row], dtype: str, tasks: Sequence[str] = RESIDUALS_TASKS) -> str:
+    """Returns a table of codecs whose residuals are in this dtype, behind the same codec with them in float32."""
     return _by_task(
-        ROUNDED, ROUNDED_TASKS, lambda arm, task: _percent(*_paired(rows, task, rounded_arm(arm), arm))
+        RESIDUALS[dtype],
+        tasks,
+        lambda codec, task: _percent(*_paired(rows, task, residuals_arm(codec, dtype), codec)),
     )
 
 
@@ -164,7 +166,8 @@ def fill(rows: Sequence[Row], file: Path = README) -> None:
     sections |= {
         "answer": answer(rows),
         "muon": muon(rows),
-        "rounded": rounded(rows),
+        "rounded": residuals(rows, "bfloat16"),
+        "unkept": residuals(rows, "none", (*RESIDUALS_TASKS, LONG)),
         "tuned": tuned(rows),
     }
     shown = ("none", "int4", "nf4", "nf2", "2bit", "2bit;warm_up=40;first=int4", "2bit;whiten=rows+columns")

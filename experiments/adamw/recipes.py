@@ -24,7 +24,7 @@ class Recipe:
         floor: the smallest scale, as a share of the tensor's.
         decay: residuals are multiplied by this in each step.
         feedback: "off": nothing is kept of what was not sent.
-        residuals: "bfloat16": the workers' are rounded in each step, as GRADWIRE_RESIDUAL_DTYPE=bfloat16 has them.
+        residuals: the workers', as GRADWIRE_RESIDUAL_DTYPE has them. "bfloat16": rounded each step; "none": not kept.
         warm_up: first steps, in which gradients travel by `first`.
         first: "none", or a codec of gradwire; what it has not sent goes on with the codec that follows.
         dense: parts of the names of tensors that are not compressed, with + between.
@@ -81,7 +81,7 @@ class Recipe:
             "v": ("mean", "exact", "local", "local/N", "momentum"),
             "whiten": ("off", "elements", "rows+columns"),
             "feedback": ("on", "off"),
-            "residuals": ("float32", "bfloat16"),
+            "residuals": ("float32", "bfloat16", "none"),
             "optimizer": ("adamw", "muon"),
         }
         for name, known in choices.items():
@@ -92,6 +92,6 @@ class Recipe:
         if self.turns > 1 and self.first != "none":
             raise ValueError(f"adamw: {arm!r}: turns cannot be combined with a codec in the warm-up")
         if self.residuals != "float32" and self.codec.startswith(("levels:", "powersgd:")):
-            raise ValueError(f"adamw: {arm!r}: residuals in bfloat16 need a codec of gradwire")
+            raise ValueError(f"adamw: {arm!r}: residuals={self.residuals} needs a codec of gradwire")
         if self.turns < 1:
             raise ValueError(f"adamw: turns={self.turns} in {arm!r}: expected 1 or more")

@@ -24,18 +24,19 @@ HERE = Path(__file__).resolve().parent
 MILLIONS = (16, 48)
 LAYER = 1024 * 1024  # parameters
 CODECS = ("none", "fp16", "int8", "nf4", "2bit")
-# A codec with " bfloat16" keeps its residuals in that.
-WITH_ROUNDED = (*CODECS, "int8 bfloat16")
-OF_BFLOAT16_MODELS = ("plain", "none", "int8", "int8 bfloat16", "2bit")
+# Behind a codec: how residuals are kept, if not in float32.
+RESIDUALS = {"bfloat16": "residuals in bfloat16", "none": "no residuals"}
+WITH_RESIDUALS = (*CODECS, "int8 bfloat16", "int8 none")
+OF_BFLOAT16_MODELS = ("plain", "none", "int8", "int8 bfloat16", "int8 none", "2bit")
 # Front end, codec ("plain": without gradwire), servers.
 ARMS = (
     ("ddp", "plain", 0),
-    *(("ddp", codec, 0) for codec in WITH_ROUNDED),
+    *(("ddp", codec, 0) for codec in WITH_RESIDUALS),
     ("optimizer", "plain", 0),
-    *(("optimizer", codec, 0) for codec in WITH_ROUNDED),
-    *(("optimizer", codec, 2) for codec in WITH_ROUNDED),
+    *(("optimizer", codec, 0) for codec in WITH_RESIDUALS),
+    *(("optimizer", codec, 2) for codec in WITH_RESIDUALS),
     ("fsdp2", "plain", 0),
-    *(("fsdp2", codec, 0) for codec in WITH_ROUNDED),
+    *(("fsdp2", codec, 0) for codec in WITH_RESIDUALS),
     *(("ddp bfloat16", codec, 0) for codec in OF_BFLOAT16_MODELS),
     *(("optimizer bfloat16", codec, 0) for codec in OF_BFLOAT16_MODELS),
 )
@@ -95,9 +96,9 @@ def tables(record: dict[str, Any]) -> str:
         name = NAMES[row["front_end"]] + (f", {row['servers']} servers" if row["servers"] else "")
         own = row["bytes_per_parameter"]
         more = "" if row["codec"] == "plain" else f"{own - plain[row['front_end']]:+.1f}"
-        spec, _, in_bfloat16 = row["codec"].partition(" ")
+        spec, _, residuals = row["codec"].partition(" ")
         codec = "without gradwire" if spec == "plain" else f"`{spec}`"
-        codec += ", residuals in bfloat16" if in_bfloat16 else ""
+        codec += f", {RESIDUALS[residuals]}" if residuals else ""
         server = (
             "" if row["server_bytes_per_parameter"] is None else f"{row['server_bytes_per_parameter']:.1f}"
         )

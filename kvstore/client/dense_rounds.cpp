@@ -117,7 +117,8 @@ void DenseRounds::start_push(Tensor& tensor) {
   if (!operation.works_on_device()) {
     tensor.settle_on_host();
     // A tensor that is never compressed has no residual, and takes no memory for one.
-    if (codec.lossy() && tensor.residual.empty()) tensor.residual.assign_zeros(elements);
+    if (codec.lossy() && parts_.tensors.keeps_residuals() && tensor.residual.empty())
+      tensor.residual.assign_zeros(elements);
     if (codec.agrees_scales()) tensor.scales.resize(tensor.unit_count());
   }
   // Before any part is encoded: encoding changes the residual, and copies it only where room was made here.

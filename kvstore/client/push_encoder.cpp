@@ -106,8 +106,8 @@ compress::Encoded PushEncoder::encode_widened(Tensor& tensor, std::size_t index,
   const auto& codec = tensor.codec();
   compress::Position position = position_of(tensor);
   position.offset += part.offset;
-  const bool is_measured = codec.lossy() && compress::measures_share(position.step);
   const ArrayView kept = tensor.residual_of(part);
+  const bool is_measured = codec.lossy() && !kept.empty() && compress::measures_share(position.step);
   // The codec's own pass over bfloat16, which has the bits of the passes below.
   if (const auto* fused = codec.bf16_residuals();
       fused != nullptr && !is_measured && !kept.empty() && !kept.is_float32())

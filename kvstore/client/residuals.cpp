@@ -18,6 +18,7 @@ bool Residuals::read(KeyId key, std::uint64_t offset, std::span<float> out) cons
 }
 
 void Residuals::write(KeyId key, std::uint64_t offset, std::span<const float> values) {
+  if (!tensors_.keeps_residuals()) return;
   Tensor& tensor = tensors_[key];
   tensor.has_before = false;
   // There, and not by way of the host: a tensor that moves agrees its scales anew, and the other ranks would
@@ -81,7 +82,8 @@ void Residuals::keep_what_was(Tensor& tensor) const {
   // Scales go back with the residual: the round that is rolled back has agreed the next ones.
   tensor.scales_known_before = tensor.scales_known;
   if (tensor.current->works_on_device()) return tensor.on_device->keep_what_was();
-  if (tensor.residual_before.empty()) tensor.residual_before.assign_zeros(tensor.spec.elements());
+  if (!tensor.residual.empty() && tensor.residual_before.empty())
+    tensor.residual_before.assign_zeros(tensor.spec.elements());
   tensor.scales_before = tensor.scales;
 }
 
@@ -97,6 +99,19 @@ void Residuals::roll_back(std::span<const KeyId> keys) {
     // What the round made of it is of no use any more, so nothing is copied.
     std::swap(tensor.residual, tensor.residual_before);
     tensor.scales.swap(tensor.scales_before);
+  }
+}
+
+void Residuals::discard(std::span<const KeyId> keys) {
+  for (const KeyId key : keys) {
+    Tensor& tensor = tensors_[key];
+    if (tensor.current) continue;
+    tensor.has_before = tensor.scales_known = tensor.scales_known_before = false;
+    tensor.residual.clear();
+    tensor.residual_before.clear();
+    tensor.on_device.reset();
+    // A pull of a sum that lay there asks the servers again.
+    if (std::exchange(tensor.value_on_device, false)) tensor.value_current = false;
   }
 }
 

@@ -19,9 +19,9 @@ class Residuals {
 
   /// Copies the residual from offset on to out; false where there is none, and out is as it was.
   bool read(KeyId key, std::uint64_t offset, std::span<float> out) const;
-  /// Replaces it from offset on; where there was none, the rest is 0.
+  /// Replaces it from offset on; where there was none, the rest is 0. No-op where tensors keep none.
   void write(KeyId key, std::uint64_t offset, std::span<const float> values);
-  /// Adds values times scale to it.
+  /// Adds values times scale to it, likewise.
   void add(KeyId key, std::uint64_t offset, std::span<const float> values, float scale);
   /// Whether the key's codec lets NaN stay in it.
   bool keeps_nonfinite(KeyId key) const;
@@ -36,6 +36,8 @@ class Residuals {
   void keep_what_was(Tensor& tensor) const;
   /// Puts residuals and agreed scales back. No-op for keys of which nothing was kept since the last time.
   void roll_back(std::span<const KeyId> keys);
+  /// Gives up residuals, agreed scales and what was kept for a rollback, unless a round is in progress.
+  void discard(std::span<const KeyId> keys);
 
  private:
   TensorTable& tensors_;

@@ -9,7 +9,7 @@
 
 namespace gradwire::kvstore {
 
-TensorTable::TensorTable(std::uint32_t rank, ElementType residual_type)
+TensorTable::TensorTable(std::uint32_t rank, std::optional<ElementType> residual_type)
     : rank_(rank),
       residual_type_(residual_type),
       compression_(
@@ -23,7 +23,7 @@ Tensor& TensorTable::add(KeySpec spec, std::span<const Part> parts, std::vector<
   tensor.origin = {tensor.id, 0};
   tensor.spec = std::move(spec);
   tensor.segments = std::move(segments);
-  tensor.residual = tensor.residual_before = Residual(residual_type_);
+  if (residual_type_) tensor.residual = tensor.residual_before = Residual(*residual_type_);
   tensor.parts.resize(parts.size());
   for (std::size_t p = 0; p < parts.size(); ++p) tensor.parts[p].part = parts[p];
   // Placement lists parts in the order of servers. Codecs and residuals want them by offset.
@@ -107,7 +107,7 @@ void TensorTable::write(KeyId key, const TensorState& state) {
   // A pull asks the servers, which have been restored too.
   tensor.value_current = tensor.is_shown = false;
   tensor.forget_weight();
-  tensor.residual.assign(state.residual);
+  if (keeps_residuals()) tensor.residual.assign(state.residual);
   tensor.scales = state.scales;
   tensor.restored_scales_of = state.compression;
   take_restored_scales(tensor);

@@ -6,6 +6,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -24,8 +25,8 @@ struct StepSpread {
 class TensorTable {
  public:
   /// rank: the worker's. Workers encode a tensor's parts in turns, so that no server is asked by all at once.
-  /// residual_type: in which tensors keep their residuals.
-  explicit TensorTable(std::uint32_t rank, ElementType residual_type = ElementType::kFloat32);
+  /// residual_type: in which tensors keep their residuals; none: they keep none.
+  explicit TensorTable(std::uint32_t rank, std::optional<ElementType> residual_type = ElementType::kFloat32);
 
   /// Adds the next tensor. segments: of several that travel as one, the elements of each.
   Tensor& add(KeySpec spec, std::span<const Part> parts, std::vector<std::uint32_t> segments = {});
@@ -34,6 +35,7 @@ class TensorTable {
   Tensor& operator[](KeyId key) { return *tensors_[key]; }
   const Tensor& operator[](KeyId key) const { return *tensors_[key]; }
   std::span<const std::unique_ptr<Tensor>> all() const { return tensors_; }
+  bool keeps_residuals() const { return residual_type_.has_value(); }
 
   /// Sets the codec of all tensors that have none of their own.
   void set_compression(std::shared_ptr<const Compression> compression);
@@ -68,7 +70,7 @@ class TensorTable {
   void take_restored_scales(Tensor& tensor);
 
   const std::uint32_t rank_;
-  const ElementType residual_type_;
+  const std::optional<ElementType> residual_type_;
   std::vector<std::unique_ptr<Tensor>> tensors_;    ///< by key; at one address while jobs work on them
   std::shared_ptr<const Compression> compression_;  // owners: this and jobs in the pool
   /// In the place of codec none, for keys of float64. Owners likewise.

@@ -43,7 +43,7 @@ transport::Buffer DevicePayload::take(const compress::Segmented* segmented) {
 }
 
 void DeviceTensor::prepare(const compress::Codec& codec, std::size_t units, ConstArrayView residual) {
-  const bool needs_residual = (codec.lossy() || !residual.empty()) && !residual_;
+  const bool needs_residual = residual_type_ && (codec.lossy() || !residual.empty()) && !residual_;
   // Where several tensors travel as one, units are counted by segment, and otherwise by element.
   if (codec.agrees_scales() && units_ != units) {
     scales_ = link_->allocate(units * sizeof(UnitScale));
@@ -60,18 +60,18 @@ void DeviceTensor::prepare(const compress::Codec& codec, std::size_t units, Cons
 
 /// All of it; empty where there is none.
 ArrayView DeviceTensor::residual() const {
-  const std::size_t bytes = residual_ ? elements_ * transport::bytes_of(residual_type_) : 0;
-  return {residual_type_, {residual_.get(), bytes}};
+  if (!residual_) return {};
+  return {*residual_type_, {residual_.get(), elements_ * transport::bytes_of(*residual_type_)}};
 }
 
 void DeviceTensor::make_residual(DeviceLink::Batch& batch) {
-  const std::size_t bytes = elements_ * transport::bytes_of(residual_type_);
+  const std::size_t bytes = elements_ * transport::bytes_of(*residual_type_);
   residual_ = link_->allocate(bytes);
   link_->device().zero(residual_.get(), bytes, batch.stream());
 }
 
 void DeviceTensor::store_residual(std::size_t offset, std::span<const float> values) {
-  Residual rounded(residual_type_);
+  Residual rounded(*residual_type_);
   rounded.assign(values);
   DeviceLink::Batch batch(*link_, DeviceLink::Way::kToDevice);
   if (!residual_) make_residual(batch);
@@ -103,11 +103,11 @@ std::vector<UnitScale> DeviceTensor::fetch_scales() const {
 
 void DeviceTensor::keep_what_was() {
   const std::span<std::byte> residual = this->residual().bytes(), scales = scale_bytes();
-  if (!residual_before_) residual_before_ = link_->allocate(residual.size());
+  if (!residual.empty() && !residual_before_) residual_before_ = link_->allocate(residual.size());
   if (!scales.empty() && !scales_before_) scales_before_ = link_->allocate(scales.size());
   DeviceLink::Batch batch(*link_, DeviceLink::Way::kToHost);
   // On the stream that encodes: what is encoded behind this changes the residual only when it is copied.
-  batch.copy(residual, {residual_before_.get(), residual.size()});
+  if (!residual.empty()) batch.copy(residual, {residual_before_.get(), residual.size()});
   if (!scales.empty()) batch.copy(scales, {scales_before_.get(), scales.size()});
   batch.then(
       [](const std::exception_ptr&) {});  // what follows on this stream finds it done, or fails as it did
@@ -116,7 +116,7 @@ void DeviceTensor::keep_what_was() {
 void DeviceTensor::roll_back() {
   const std::span<std::byte> residual = this->residual().bytes(), scales = scale_bytes();
   DeviceLink::Batch batch(*link_, DeviceLink::Way::kToHost);
-  batch.copy({residual_before_.get(), residual.size()}, residual);
+  if (!residual.empty()) batch.copy({residual_before_.get(), residual.size()}, residual);
   if (!scales.empty()) batch.copy({scales_before_.get(), scales.size()}, scales);
   batch.finish();
 }
@@ -170,7 +170,8 @@ void DeviceTensor::encode(const DeviceRound& round, const Part& part, ConstArray
     }
   }
   ConstArrayView values = in.subspan(part.offset, part.count);
-  const ArrayView kept = codec.lossy() ? residual().subspan(part.offset, part.count) : ArrayView();
+  const ArrayView kept =
+      codec.lossy() && residual_ ? residual().subspan(part.offset, part.count) : ArrayView();
   ArrayView rest = kept;
   // Twins work in float32.
   const bool widens_values = !values.is_float32(), widens_rest = !rest.is_float32();

@@ -12,6 +12,7 @@
 #include <exception>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <span>
 #include <utility>
 #include <vector>
@@ -63,8 +64,9 @@ class DeviceTensor {
   /// `used` is what the device has read; it may be let go on any thread but the device's.
   using Decoded = std::function<void(std::shared_ptr<void> used, std::exception_ptr)>;
 
-  /// residual_type: kFloat32 or kBfloat16.
-  DeviceTensor(std::shared_ptr<DeviceLink> link, std::size_t elements, ElementType residual_type)
+  /// residual_type: kFloat32 or kBfloat16; none: it keeps none.
+  DeviceTensor(std::shared_ptr<DeviceLink> link, std::size_t elements,
+               std::optional<ElementType> residual_type)
       : link_(std::move(link)), elements_(elements), residual_type_(residual_type) {}
 
   DeviceLink& link() const noexcept { return *link_; }
@@ -77,7 +79,8 @@ class DeviceTensor {
   std::vector<float> fetch_residual() const;
   /// Brings the scales to the host. Blocks.
   std::vector<compress::UnitScale> fetch_scales() const;
-  /// Replaces the residual from offset on; where there was none, the rest is 0. Blocks.
+  /// Replaces the residual from offset on; where there was none, the rest is 0. Blocks. Requires that it
+  /// keeps one.
   void store_residual(std::size_t offset, std::span<const float> values);
   /// Keeps the residual and the scales as they are now for roll_back(), which blocks. After prepare().
   void keep_what_was();
@@ -110,7 +113,7 @@ class DeviceTensor {
 
   const std::shared_ptr<DeviceLink> link_;  // owners: the thread, its tensors and operations on the device
   const std::size_t elements_;
-  const ElementType residual_type_;
+  const std::optional<ElementType> residual_type_;
   std::shared_ptr<float> value_, together_;
   compress::Device::Memory residual_, residual_before_, scales_, scales_before_;
   std::size_t units_ = 0;

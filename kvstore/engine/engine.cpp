@@ -19,9 +19,10 @@ constexpr std::chrono::seconds kPatience{5};  // with those who are to hear that
 
 EngineOptions checked(EngineOptions options) {
   if (options.codec_threads == 0) throw std::invalid_argument("Engine: codec_threads=0, expected at least 1");
-  if (options.residual_type != ElementType::kFloat32 && options.residual_type != ElementType::kBfloat16) {
-    throw std::invalid_argument(fmt::format("Engine: residual_type={}, expected float32 or bfloat16",
-                                            name_of(options.residual_type)));
+  const auto kept_in = options.residual_type;
+  if (kept_in && kept_in != ElementType::kFloat32 && kept_in != ElementType::kBfloat16) {
+    throw std::invalid_argument(
+        fmt::format("Engine: residual_type={}, expected float32, bfloat16 or none", name_of(*kept_in)));
   }
   if (options.credit_bytes == 0) throw std::invalid_argument("Engine: credit_bytes=0, expected at least 1");
   // Codec units are never cut: residuals, agreed scales and placement count in them.

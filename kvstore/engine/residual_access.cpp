@@ -121,14 +121,24 @@ void ResidualAccess::keep_rollback(bool keep) {
 
 void ResidualAccess::roll_back(std::span<const KeyId> keys) {
   context_.rounds.require_open("roll_back");
-  std::set<KeyId> tensors;
-  for (const KeyId key : keys) {
-    // A set: keys of one bucket share a tensor, which is rolled back once.
-    for (const KeyRange& range : context_.keys.ranges_of(key)) tensors.insert(range.tensor);
-  }
-  const std::vector<KeyId> rolled(tensors.begin(), tensors.end());
+  const std::vector<KeyId> rolled = tensors_of(keys);
   RoundThread& job = context_.rounds.job();
   job.between_rounds(rolled, [&] { job.residuals().roll_back(rolled); });
+}
+
+void ResidualAccess::discard(std::span<const KeyId> keys) {
+  if (!context_.rounds.is_open()) return;
+  RoundThread& job = context_.rounds.job();
+  job.post([&residuals = job.residuals(), discarded = tensors_of(keys)] { residuals.discard(discarded); });
+}
+
+/// What keys travel in, each once: keys of one bucket share a tensor.
+std::vector<KeyId> ResidualAccess::tensors_of(std::span<const KeyId> keys) const {
+  std::set<KeyId> tensors;
+  for (const KeyId key : keys) {
+    for (const KeyRange& range : context_.keys.ranges_of(key)) tensors.insert(range.tensor);
+  }
+  return {tensors.begin(), tensors.end()};
 }
 
 // ------------------------------------------------------------------------------------- servers'

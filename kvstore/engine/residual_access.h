@@ -52,6 +52,10 @@ class ResidualAccess {
   /// result nobody uses on any rank; all ranks call it. A server's residual (reply of the codec) stays. No-op
   /// for keys that have not had a round since the last time, or since keep_rollback(true).
   void roll_back(std::span<const KeyId> keys);
+  /// Discards the residuals of keys that will not be pushed again, and those of keys in a bucket with them,
+  /// so that they take no memory; all ranks call it. No-op for keys with a round in progress, and after
+  /// close().
+  void discard(std::span<const KeyId> keys);
 
   // Servers': what they have not sent yet of replies in a codec's own name.
 
@@ -67,6 +71,7 @@ class ResidualAccess {
   using Writes = std::vector<std::function<void()>>;  ///< to this worker's residuals
   bool read_all(const std::function<void(const Residuals&)>& read) const;
   bool keeps_nonfinite(KeyId key) const;
+  std::vector<KeyId> tensors_of(std::span<const KeyId> keys) const;
   void write(KeyId key, std::span<const float> values);
   void draw_part(const HeldPart& part, Writes& writes);
   void draw_rows(std::uint64_t table, std::span<const std::size_t> owners, Writes& writes);

@@ -430,6 +430,11 @@ class Engine:
         Puts the residuals of keys back to what they were before their last round.
         """
 
+    def discard_residuals(self, keys: Sequence[int]) -> None:
+        """
+        Discards the residuals of keys that will not be pushed again, on all ranks. No-op after close().
+        """
+
     def save_checkpoint(self, folder: str, front_end: bytes) -> None:
         """Writes all that is kept from round to round. Collective."""
 

@@ -72,7 +72,7 @@ def warn_of_nan_sum() -> None:
 def warn_of_kept_rest() -> None:
     warnings.warn(
         "gradwire: a worker's gradient held a value beyond what the codec's format can (fp16: 65504); its largest was "
-        "sent, and the rest is kept for the next sum",
+        "sent, and the rest is kept for the next sum, if residuals are",
         RuntimeWarning,
         stacklevel=3,
     )

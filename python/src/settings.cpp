@@ -73,8 +73,10 @@ kvstore::EngineOptions engine_options(const nb::kwargs& all) {
   given.take("push_ahead_bytes", options.push_ahead_bytes);
   given.take("codec_threads", options.codec_threads);
   given.take("replicas", options.replicas);
-  if (given.contains("residual_dtype"))
-    options.residual_type = kvstore::float_type(given.at<std::string>("residual_dtype"));
+  if (given.contains("residual_dtype")) {
+    const auto dtype = given.at<std::string>("residual_dtype");
+    options.residual_type = dtype == "none" ? std::nullopt : std::optional(kvstore::float_type(dtype));
+  }
   if (given.contains("code_sums"))
     options.code_sums = kvstore::parse_code_sums(given.at<std::string>("code_sums"));
   given.take_seconds("slow_warning", options.slow_warning);

@@ -74,6 +74,11 @@ void bind_state(nb::class_<PyEngine>& engine) {
           [](PyEngine& s, const std::vector<KeyId>& keys) { s.engine().residuals().roll_back(keys); },
           "keys"_a, Release(), "Puts the residuals of keys back to what they were before their last round.")
       .def(
+          "discard_residuals",
+          [](PyEngine& s, const std::vector<KeyId>& keys) { s.engine().residuals().discard(keys); }, "keys"_a,
+          Release(),
+          "Discards the residuals of keys that will not be pushed again, on all ranks. No-op after close().")
+      .def(
           "save_checkpoint",
           [](PyEngine& s, const std::string& folder, const nb::bytes& front_end) {
             const std::string_view given(front_end.c_str(), front_end.size());

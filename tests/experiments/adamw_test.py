@@ -217,7 +217,7 @@ def test_a_codec_in_the_warm_up_hands_on_what_it_has_not_sent(modules: dict[str,
 def test_residuals_in_bfloat16_are_those_of_error_feedback(modules: dict[str, ModuleType]) -> None:
     codec = compress.make("int8")
     feedback = compress.ErrorFeedback(codec, 500, residual="bf16")
-    rounded = modules["averagers"].OfCodec("int8", 500, 0, 1, rounds=True)
+    rounded = modules["averagers"].OfCodec("int8", 500, 0, 1, residuals="bfloat16")
     for step in range(4):
         given = np.random.default_rng(step).standard_normal(500, np.float32)
         feedback.encode(given)
@@ -228,7 +228,7 @@ def test_residuals_in_bfloat16_are_those_of_error_feedback(modules: dict[str, Mo
 @pytest.mark.parametrize(
     ("arm", "text"),
     [
-        ("levels:count=4;residuals=bfloat16", "need a codec of gradwire"),
+        ("levels:count=4;residuals=bfloat16", "residuals=bfloat16 needs a codec of gradwire"),
         ("2bit;rate=1", "expected name=value with one of m, v"),
         ("2bit;warm_up=x", "expected a number"),
         ("2bit;v=squared", "expected one of mean, exact"),

@@ -131,6 +131,24 @@ def groups_added_later(store: gw.kv.KVStore) -> None:
     optimizer.close()
 
 
+@case
+def what_was_not_sent_goes_with_its_owner(store: gw.kv.KVStore) -> None:
+    """A second trial's residual_norm counted the first's, and each trial kept a model's size of memory."""
+    for trial in (1, 2):
+        model = nn.Linear(30, 20)
+        optimizer = gw.torch.DistributedOptimizer(
+            torch.optim.SGD(model.parameters(), lr=0.1),
+            model.named_parameters(),
+            store=store,
+            compression="int8",
+        )
+        model(trial * torch.ones(4, 30)).square().sum().backward()
+        optimizer.step()
+        assert store.stats()["residual_norm"] > 0
+        optimizer.close()
+        assert store.stats()["residual_norm"] == 0
+
+
 # ---- how often backward() runs -------------------------------------------------------------------------------
 
 

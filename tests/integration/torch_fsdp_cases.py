@@ -608,14 +608,60 @@ def residuals_in_bfloat16_take_half_and_lose_little() -> None:
 
 
 @case
-def the_environment_has_residuals_in_bfloat16() -> None:
+def without_residuals_a_step_is_as_the_first() -> None:
+    for codec in ("topk:ratio=0.25", "int8"):  # codecs without scales that follow the gradients
+        model = nn.Linear(12, 12)
+        fully_shard(model)
+        compressed = gw.torch.compress_reduce_scatter(
+            model, codec, residual_dtype="none", on_nonfinite="skip_step"
+        )
+        gradients = []
+        for _ in range(4):
+            model.zero_grad()
+            model(data(0)).square().sum().backward()
+            gradients.append([parameter.grad.to_local() for parameter in model.parameters()])
+        assert all(map(torch.equal, gradients[0], gradients[3]))
+        assert compressed._scatters[""].residual_squares() == 0
+        state = compressed.state_dict()
+        assert state["modules"][""]["residuals"].numel() == 0
+        compressed.load_state_dict(state)
+        model.zero_grad()
+        model(data(0)).square().sum().backward()
+        assert all(
+            torch.equal(g, p.grad.to_local()) for g, p in zip(gradients[3], model.parameters(), strict=True)
+        )
+
+
+@case
+def residuals_may_come_and_go_with_a_checkpoint() -> None:
+    states = {}
+    for dtype in (torch.float32, "none"):
+        model = nn.Linear(12, 12)
+        fully_shard(model)
+        compressed = gw.torch.compress_reduce_scatter(model, "int8", residual_dtype=dtype)
+        for other in states.values():  # of another dtype
+            compressed.load_state_dict(other)
+        model(data(0)).square().sum().backward()
+        states[dtype] = compressed.state_dict()
+        assert (compressed._scatters[""].residual_squares() > 0) == (dtype != "none")
     model = nn.Linear(12, 12)
     fully_shard(model)
-    with mock.patch.dict(os.environ, GRADWIRE_RESIDUAL_DTYPE="bfloat16"):
-        compressed = gw.torch.compress_reduce_scatter(model, "int8")
+    compressed = gw.torch.compress_reduce_scatter(model, "int8", residual_dtype=torch.float32)
+    compressed.load_state_dict(states["none"])
     model(data(0)).square().sum().backward()
-    (scatter,) = compressed._scatters.values()
-    assert {residual.dtype for residual in scatter._state.residuals} == {torch.bfloat16}
+    assert compressed._scatters[""].residual_squares() > 0
+
+
+@case
+def the_environment_has_the_dtype_of_residuals() -> None:
+    for named, dtypes in (("bfloat16", {torch.bfloat16}), ("none", set())):
+        model = nn.Linear(12, 12)
+        fully_shard(model)
+        with mock.patch.dict(os.environ, GRADWIRE_RESIDUAL_DTYPE=named):
+            compressed = gw.torch.compress_reduce_scatter(model, "int8")
+        model(data(0)).square().sum().backward()
+        (scatter,) = compressed._scatters.values()
+        assert {residual.dtype for residual in scatter._state.residuals} == dtypes
 
 
 def same_residuals(one: Any, other: Any) -> bool:
@@ -798,7 +844,7 @@ def what_is_wrong_with_a_call_is_said() -> None:
     with pytest.raises(ValueError, match="on_nonfinite='never': expected warn, skip_step or ignore"):
         gw.torch.compress_reduce_scatter(fully_shard(nn.Linear(4, 4)), "int8", on_nonfinite="never")  # type: ignore[arg-type]
     with pytest.raises(
-        ValueError, match=r"residual_dtype=torch\.float16: expected torch\.float32 or torch\.bfloat16"
+        ValueError, match=r"residual_dtype=torch\.float16: expected torch\.float32, torch\.bfloat16 or 'none'"
     ):
         gw.torch.compress_reduce_scatter(fully_shard(nn.Linear(4, 4)), "int8", residual_dtype=torch.float16)
     own = torch.bfloat16 if dist.get_rank() else torch.float32

@@ -1,4 +1,6 @@
-"""Stores whose residuals are kept in bfloat16: the numbers of compress.ErrorFeedback with residual="bf16"."""
+"""Stores whose residuals are kept in bfloat16: the numbers of compress.ErrorFeedback with residual="bf16". And stores
+that keep none: the numbers of a codec alone.
+"""
 
 from __future__ import annotations
 
@@ -93,13 +95,63 @@ def test_what_is_left_goes_with_the_first_gradient_of_codec_none() -> None:
     run_ranks(2, body, residual_dtype="bfloat16")
 
 
+@pytest.mark.parametrize(
+    "codec", ["int8", "fp16", "2bit:threshold=auto", "topk:ratio=0.1", "randomk:ratio=0.1"]
+)
+def test_without_residuals_sums_are_those_of_the_codec_alone(codec: str, tmp_path: Path) -> None:
+    alone = compress.make(codec)
+
+    def expected(step: int, scales: Any) -> tuple[Any, Any]:
+        payloads = [
+            alone.encode(gradient(rank, step), rank=rank, step=step, scales=scales) for rank in range(2)
+        ]
+        reply = alone.encode_reply(payloads, ELEMENTS, reply="fp32")
+        return alone.decode_reply(reply, 2, ELEMENTS, reply="fp32")
+
+    def body(store: KVStore) -> None:
+        store.init("w", np.zeros(ELEMENTS, np.float32))
+        store.set_gradient_compression(f"{codec}{',' if ':' in codec else ':'}reply=fp32")
+        scales = None
+        for step in range(4):
+            total, scales = expected(step, scales)
+            assert_array_equal(exchanged(store, step), total)
+        assert store.engine.residual(0).size == 0
+        stats = store.stats()
+        assert (stats["residual_norm"], stats["share_sent"]) == (0, None)
+        store.save_checkpoint(tmp_path)
+        store.load_checkpoint(tmp_path)
+        assert_array_equal(exchanged(store, 4), expected(4, scales)[0])
+
+    run_ranks(2, body, residual_dtype="none")
+
+
+def test_residuals_of_a_checkpoint_are_left_out_without_them(tmp_path: Path) -> None:
+    codec = compress.make("int8")
+
+    def before(store: KVStore) -> None:
+        store.init("w", np.zeros(ELEMENTS, np.float32))
+        store.set_gradient_compression("int8:reply=fp32")
+        exchanged(store, 0)
+        store.save_checkpoint(tmp_path)
+
+    def after(store: KVStore) -> None:
+        store.init("w", np.zeros(ELEMENTS, np.float32))
+        store.set_gradient_compression("int8:reply=fp32")
+        store.load_checkpoint(tmp_path)
+        first, second = (codec.decode(codec.encode(gradient(rank, 1)), ELEMENTS) for rank in range(2))
+        assert_array_equal(exchanged(store, 1), first + second)
+
+    run_ranks(2, before)
+    run_ranks(2, after, residual_dtype="none")
+
+
 def test_another_dtype_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GRADWIRE_RESIDUAL_DTYPE", "float16")
-    with pytest.raises(ValueError, match=r"GRADWIRE_RESIDUAL_DTYPE.*float16.*float32.*bfloat16"):
+    with pytest.raises(ValueError, match=r"GRADWIRE_RESIDUAL_DTYPE.*float16.*float32.*bfloat16.*none"):
         gw.kv.create("local")
 
 
 @pytest.mark.parametrize("wrong", ["float16", "float64"])
 def test_an_engine_refuses_it_too(wrong: str) -> None:
-    with pytest.raises(ValueError, match=f"residual_type={wrong}, expected float32 or bfloat16"):
+    with pytest.raises(ValueError, match=f"residual_type={wrong}, expected float32, bfloat16 or none"):
         run_ranks(1, lambda store: None, residual_dtype=wrong)

@@ -385,12 +385,13 @@ class Settings:
         "faults to inject for tests, such as seed=7,drop=1%,corrupt=1%,kill=worker:1@push:100; `gradwire run "
         "--faults` sets it. Default: none",
     )
-    residual_dtype: Literal["float32", "bfloat16"] = _setting(
-        _one_of("float32", "bfloat16"),
+    residual_dtype: Literal["float32", "bfloat16", "none"] = _setting(
+        _one_of("float32", "bfloat16", "none"),
         "float32",
         "dtype in which a worker keeps what codecs have not sent yet (residuals); bfloat16 halves that memory. It "
         "suits codecs of four bits and more, such as int8; with fewer, gradients that stay below 1/512 of an element's "
-        "residual are never sent. Residuals of sparse tables and servers stay float32",
+        "residual are never sent. none: nothing is kept, and what a codec leaves out is lost; not for 2bit, 1bit, topk "
+        "and randomk. Residuals of sparse tables and servers stay float32",
     )
     code_sums: Literal["auto", "gather", "integers"] = _setting(
         _one_of("auto", "gather", "integers"),

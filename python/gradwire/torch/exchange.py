@@ -107,7 +107,10 @@ class Exchange:
             taken.add(self._set)
 
     def close(self) -> None:
-        """Leaves the slots to another, and the store the compression that it had. On all ranks at the same place."""
+        """Leaves the slots to another, and the store the compression that it had. Discards what was not sent. On all
+        ranks at the same place.
+        """
+        self._engine.discard_residuals([parameter.key for parameter in self._parameters])
         self._store.give_back(self._loan)
         if self._fuses:
             self._fuses = self._borrows = False

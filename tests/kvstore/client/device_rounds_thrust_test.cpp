@@ -39,11 +39,13 @@ TEST(DeviceRounds, EveryCodecAndReplyGivesTheBitsOfTheHost) {
   EXPECT_EQ(results_of({2, 2}, run_job, exchange_on(device)), results_on_hosts());
 }
 
-TEST(DeviceRounds, ResidualsInBfloat16AreThoseOfTheHost) {
+TEST(DeviceRounds, ResidualsInBfloat16AndNoneAreThoseOfTheHost) {
   JobSize size{2, 2};
-  size.engine.residual_type = ElementType::kBfloat16;
   const auto device = std::make_shared<StreamsDevice>();
-  EXPECT_TRUE(results_of(size, run_job, exchange_on(device)) == results_of(size));
+  for (const std::optional<ElementType> type : {std::optional(ElementType::kBfloat16), {}}) {
+    size.engine.residual_type = type;
+    EXPECT_TRUE(results_of(size, run_job, exchange_on(device)) == results_of(size));
+  }
 }
 
 TEST(DeviceRounds, WorkersOnDevicesAndOnHostsMix) {

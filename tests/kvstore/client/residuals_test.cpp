@@ -103,6 +103,32 @@ TEST_P(OfTensors, StayAsTheyAreWithoutRollbackAndOnceTheyWereWritten) {
   EXPECT_THAT(read(0), Each(0.5F));
 }
 
+TEST_P(OfTensors, AreDiscardedWithAllThatARoundAgreed) {
+  const std::vector<KeyId> first{0}, both{0, 1};
+  residuals_.keep_rollback(true);
+  round(0.25F);
+  round(0.5F);
+  residuals_.write(1, 0, Values{3});
+  tensors_[0].scales_known = true;
+  residuals_.discard(first);
+  Values none(1, -1.0F);
+  EXPECT_FALSE(residuals_.read(0, 0, none));
+  EXPECT_FALSE(tensors_[0].scales_known) << "as on the other ranks, which have discarded theirs, too";
+  EXPECT_EQ(residuals_.squares(), 9);
+  residuals_.roll_back(both);
+  EXPECT_FALSE(residuals_.read(0, 0, none)) << "what was before is gone, too";
+}
+
+TEST_P(OfTensors, OfARoundInProgressStay) {
+  round(0.25F);
+  Operation push;
+  push.in = gradient_;
+  begin(tensors_[0], std::move(push), tensors_, pending_);
+  residuals_.discard(std::vector<KeyId>{0});
+  end(tensors_[0], pending_);
+  EXPECT_THAT(read(0), Each(0.25F));
+}
+
 TEST_P(OfTensors, MayHoldNaNWhereTheCodecSaysSo) {
   EXPECT_FALSE(residuals_.keeps_nonfinite(0));
   const std::vector<KeyId> first{0};

@@ -96,6 +96,30 @@ TEST(Engine, NorDoTheyWithResidualsInBfloat16) {
   });
 }
 
+TEST(Engine, WithoutResidualsEachRoundIsAsTheFirst) {
+  JobSize size{2, 2};
+  size.engine.residual_type = std::nullopt;
+  const auto reference = results_of(size);
+  size.engine.partition_elements = compress::kUnitElements;
+  EXPECT_TRUE(results_of(size) == reference);
+  run_job(size, [](Engine& engine) {
+    engine.residuals().keep_rollback(true);
+    engine.compression().set(spec("topk:ratio=0.1"), "fp32");
+    const KeyId key = engine.declare(std::vector<KeySpec>{{"w", {300}}}).front();
+    const auto given = random_floats(300, engine.rank());
+    auto first = given, second = given;
+    engine.push_pull(key, first, first, 0).wait();
+    engine.residuals().roll_back(std::vector{key});
+    engine.residuals().set(key, given);
+    engine.residuals().add(key, given);
+    EXPECT_TRUE(engine.residuals().of(key).empty());
+    engine.push_pull(key, second, second, 0).wait();
+    EXPECT_EQ(second, first);
+    EXPECT_EQ(engine.residuals().norm(), 0);
+    EXPECT_EQ(engine.residuals().share_sent(), std::nullopt) << "nobody knows what was lost";
+  });
+}
+
 TEST(Engine, SlotsExchangeEveryStep) {
   JobSize size{2, 2};
   size.engine.fusion_bytes = 4096;

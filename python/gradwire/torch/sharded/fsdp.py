@@ -16,8 +16,8 @@ largest value is sent, with a warning. If a step has several backward() calls th
 calls are kept. A backward() that raises an error is over.
 
 A residual is as large as the whole model on every rank, since a rank encodes all shards of its gradients: 4 bytes for
-each parameter, or 2 with residual_dtype=torch.bfloat16 or
-GRADWIRE_RESIDUAL_DTYPE=bfloat16; twice that where residuals are restored after a NaN.
+each parameter; 2 with residual_dtype=torch.bfloat16 or GRADWIRE_RESIDUAL_DTYPE=bfloat16; none with "none". It is twice
+that where residuals are restored after a NaN.
 
 For a checkpoint, save `compressed.state_dict()` on each rank beside model and optimizer. Or save all of a job with
 gradwire.torch.save_checkpoint(), or with torch.distributed.checkpoint, which accepts `compressed` as it is.
@@ -34,7 +34,7 @@ import functools
 import warnings
 import weakref
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
@@ -63,7 +63,7 @@ def compress_reduce_scatter(
     *,
     grad_scaler: Any = None,
     on_nonfinite: OnNonfinite = "warn",
-    residual_dtype: torch.dtype | None = None,
+    residual_dtype: torch.dtype | Literal["none"] | None = None,
 ) -> ReduceScatters:
     """Compresses the gradients of every FSDP module in a model. A collective of the group, after fully_shard().
 
@@ -84,7 +84,8 @@ def compress_reduce_scatter(
         on_nonfinite: what to do if any rank meets a NaN or an infinity: "warn", or "ignore": no warning. "skip_step":
             the script does not take the step, so the residuals of all modules are restored. Default: "warn".
         residual_dtype: torch.float32, or torch.bfloat16: half the memory. What is below 1/512 of a residual is then
-            lost. Default: that of GRADWIRE_RESIDUAL_DTYPE, which is float32 unless it is set.
+            lost. "none": nothing is kept, and what the codec leaves out is lost; not for 2bit, 1bit, topk and
+            randomk. Default: that of GRADWIRE_RESIDUAL_DTYPE, which is float32 unless it is set.
 
     Returns: an object with what was saved, stats(), and with the state that checkpoints of this rank need: state_dict()
         and load_state_dict().
@@ -104,7 +105,8 @@ def compress_reduce_scatter(
             f"{_WHO}: process_group is a {type(process_group).__name__}, expected a torch.distributed.ProcessGroup"
         )
     wanted = session.chosen(codec)
-    spec, kept_in, scaler, failure = "", torch.float32, None, None
+    spec, scaler, failure = "", None, None
+    kept_in: torch.dtype | None = torch.float32
     try:
         spec = session.parse_compression(wanted).spec
         require_on_nonfinite("compress_reduce_scatter", on_nonfinite)
@@ -134,11 +136,17 @@ def compress_reduce_scatter(
     return ReduceScatters(store, scatters)
 
 
-def _residual_dtype(wanted: Any) -> torch.dtype:
+def _residual_dtype(wanted: Any) -> torch.dtype | None:
+    """Returns what ScatterOptions has."""
     if wanted is None:
-        wanted = getattr(torch, settings.read().residual_dtype)
+        named = settings.read().residual_dtype
+        wanted = named if named == "none" else getattr(torch, named)
+    if wanted == "none":
+        return None
     if wanted not in (torch.float32, torch.bfloat16):
-        raise ValueError(f"{_WHO}: residual_dtype={wanted!r}: expected torch.float32 or torch.bfloat16")
+        raise ValueError(
+            f"{_WHO}: residual_dtype={wanted!r}: expected torch.float32, torch.bfloat16 or 'none'"
+        )
     return wanted  # type: ignore[no-any-return]
 
 

@@ -45,12 +45,12 @@ class ScatterOptions:
     Attributes:
         grad_scaler: scales the loss, or None.
         on_nonfinite: as of HookState.
-        residual_dtype: in which residuals are kept from one backward() to the next.
+        residual_dtype: in which residuals are kept from one backward() to the next; None: they are not.
     """
 
     grad_scaler: Any
     on_nonfinite: OnNonfinite
-    residual_dtype: torch.dtype
+    residual_dtype: torch.dtype | None
 
     @property
     def vetoes(self) -> bool:
@@ -62,7 +62,10 @@ class ScatterOptions:
 class _State:
     """What a reduce-scatter leaves for the next."""
 
-    residuals: list[torch.Tensor]  # by owner of the shard: (elements,), where the gradients are
+    elements: int  # of a shard
+    residuals: list[
+        torch.Tensor
+    ]  # by owner of the shard: (elements,), where the gradients are; none: not kept
     scales: list[torch.Tensor | None]  # by owner, where the codec agrees them
     step: int
     layout: (
@@ -76,7 +79,7 @@ class _State:
         """On this device, with residuals in float32, as codecs take them."""
         residuals = [residual.to(device, torch.float32, copy=True) for residual in self.residuals]
         scales = [None if one is None else one.to(device) for one in self.scales]
-        return _State(residuals, scales, self.step, self.layout, self.parked)
+        return _State(self.elements, residuals, scales, self.step, self.layout, self.parked)
 
     def squares(self) -> float:
         """The sum of the squares of all residuals, those that are parked included."""
@@ -89,9 +92,15 @@ class _State:
 
     def by_parameter(self) -> dict[str, torch.Tensor]:
         """Residuals, those that are parked included."""
-        if self.layout is None:
+        if self.layout is None or not self.residuals:
             return {}
-        return self.parked | self.layout.split(torch.stack(self.residuals).float().cpu())
+        return self.parked | self.layout.split(self.stacked())
+
+    def stacked(self) -> torch.Tensor:
+        """Residuals of all shards, float32 (ranks, elements), on the CPU; (0, elements) where none are kept."""
+        if not self.residuals:
+            return torch.zeros(0, self.elements, dtype=torch.float32, device="cpu")
+        return torch.stack(self.residuals).float().cpu()
 
 
 class CompressedReduceScatter(DefaultAllocMixin, ReduceScatter):
@@ -221,7 +230,7 @@ class CompressedReduceScatter(DefaultAllocMixin, ReduceScatter):
         """Adds what a lossy codec before this one has not sent, which leaves nothing but of elements that are not
         finite.
         """
-        if self._state is None:
+        if self._state is None or not self._state.residuals:
             return shards
         state = self._next_state(shards.shape[1], shards.device)
         left = torch.stack(state.residuals)
@@ -271,7 +280,7 @@ class CompressedReduceScatter(DefaultAllocMixin, ReduceScatter):
         scales = [None if one is None else one.to("cpu", copy=True) for one in self._state.scales]
         return {
             "codec": self._spec,
-            "residuals": torch.stack(self._state.residuals).float().cpu(),
+            "residuals": self._state.stacked(),
             "scales": scales,
             "step": self._state.step,
             "layout": None if self._state.layout is None else self._state.layout.written(),
@@ -290,9 +299,10 @@ class CompressedReduceScatter(DefaultAllocMixin, ReduceScatter):
             return
         self._take_in_all()  # also with a codec that leaves nothing
         residuals = saved["residuals"].float().cpu()
-        scales = saved["scales"] if saved["codec"] == self._spec else [None] * len(residuals)
+        scales = saved["scales"] if saved["codec"] == self._spec else [None] * len(saved["scales"])
         layout = saved.get("layout")
         self._state = self._kept = _State(
+            residuals.shape[1],
             [residual.clone() if is_own else torch.zeros_like(residual) for residual in residuals],
             [None if one is None else one.to("cpu", copy=True) for one in scales],
             int(saved["step"]),
@@ -332,7 +342,7 @@ class CompressedReduceScatter(DefaultAllocMixin, ReduceScatter):
         with self._timed(coder):
             payloads, own = coder.encode(
                 shards,
-                state.residuals,
+                state.residuals or [None] * len(shards),
                 state.scales,
                 first_key=self._number * self._store.num_workers,
                 rank=self._store.rank,
@@ -356,7 +366,8 @@ class CompressedReduceScatter(DefaultAllocMixin, ReduceScatter):
             return shards.new_full((elements,), math.nan)
         if met == Met.BEYOND and options.on_nonfinite != "ignore":
             warn_of_kept_rest()
-        state.residuals = [_rounded(residual, options.residual_dtype) for residual in state.residuals]
+        if (dtype := options.residual_dtype) is not None:
+            state.residuals = [_rounded(residual, dtype) for residual in state.residuals]
         state.step += 1
         self._state = state
         if not options.vetoes:  # nothing is taken back, so no copy is kept until backward() is over
@@ -376,13 +387,17 @@ class CompressedReduceScatter(DefaultAllocMixin, ReduceScatter):
         state = self._state
         if state is None:
             return self._laid_out(layout, {}, 0, device, elements)
-        had = len(state.residuals[0])
-        if had == elements and (state.layout == layout or state.layout is None):
+        if state.elements == elements and (state.layout == layout or state.layout is None):
             kept = state.copy(device)
             kept.layout = layout
+            if self._options.residual_dtype is None:
+                kept.residuals, kept.parked = [], {}
+            elif not kept.residuals:  # of a checkpoint that has none
+                kept.residuals = self._nothing(elements, device)
             return kept
         if layout is None or state.layout is None:
-            _warn_of_lost_residuals(self._name)
+            if state.residuals:
+                _warn_of_lost_residuals(self._name)
             return self._laid_out(layout, {}, state.step, device, elements)
         return self._laid_out(layout, state.by_parameter(), state.step, device)
 
@@ -394,13 +409,21 @@ class CompressedReduceScatter(DefaultAllocMixin, ReduceScatter):
         device: torch.device,
         elements: int | None = None,
     ) -> _State:
-        """A state in which these are left to send, and no scales are agreed."""
-        ranks = self._store.num_workers
-        nothing = torch.zeros(ranks, elements or 0, device=device)
-        shards = nothing if layout is None else layout.join(residuals).to(device)
+        """A state in which these are left to send, if residuals are kept, and no scales are agreed."""
+        elements = (elements or 0) if layout is None else layout.elements
+        state = _State(elements, [], [None] * self._store.num_workers, step, layout)
+        if self._options.residual_dtype is None:
+            return state
+        state.residuals = (
+            self._nothing(elements, device) if layout is None else list(layout.join(residuals).to(device))
+        )
         here = set() if layout is None else {piece.name for piece in layout.pieces}
-        parked = {name: residual for name, residual in residuals.items() if name not in here}
-        return _State(list(shards), [None] * ranks, step, layout, parked)
+        state.parked = {name: residual for name, residual in residuals.items() if name not in here}
+        return state
+
+    def _nothing(self, elements: int, device: torch.device) -> list[torch.Tensor]:
+        """Residuals of nothing."""
+        return list(torch.zeros(self._store.num_workers, elements, device=device))
 
 
 def _rounded(residual: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

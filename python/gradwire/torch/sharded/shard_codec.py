@@ -41,7 +41,7 @@ class ShardCodec(Protocol):
     def encode(
         self,
         shards: torch.Tensor,
-        residuals: Sequence[torch.Tensor],
+        residuals: Sequence[torch.Tensor | None],
         scales: Sequence[torch.Tensor | None],
         *,
         first_key: int,
@@ -52,7 +52,7 @@ class ShardCodec(Protocol):
 
         Args:
             shards: float32 (ranks, elements).
-            residuals: of each, float32 (elements,).
+            residuals: of each, float32 (elements,); None: what is not sent is lost.
             scales: of each, float32 (units, 2); None: none is agreed.
             first_key: the first shard's number among all that are summed, for codecs that draw.
             rank: this one.
@@ -91,7 +91,7 @@ class HostShards:
     def encode(
         self,
         shards: torch.Tensor,
-        residuals: Sequence[torch.Tensor],
+        residuals: Sequence[torch.Tensor | None],
         scales: Sequence[torch.Tensor | None],
         *,
         first_key: int,
@@ -103,7 +103,7 @@ class HostShards:
                 self._codec,
                 self._spec,
                 np.ascontiguousarray(shard.numpy()),
-                residual=residual.numpy(),
+                residual=None if residual is None else residual.numpy(),
                 scales=None if agreed is None else agreed.numpy(),
                 key=first_key + owner,
                 rank=rank,
@@ -182,7 +182,7 @@ class DeviceShards:
     def encode(
         self,
         shards: torch.Tensor,
-        residuals: Sequence[torch.Tensor],
+        residuals: Sequence[torch.Tensor | None],
         scales: Sequence[torch.Tensor | None],
         *,
         first_key: int,
