@@ -9,6 +9,8 @@
 #include <span>
 #include <vector>
 
+#include "kvstore/release_memory.h"
+
 namespace gradwire::kvstore {
 
 /// Adds the residual to values that are about to be sent as they are, and clears it. An element whose value
@@ -37,7 +39,7 @@ bool is_all_sent(std::span<const float> residual);
 template <typename Element>
 void take_leftover(std::span<Element> values, std::vector<float>& residual) {
   add_leftover<Element>(values, residual);
-  if (is_all_sent(residual)) residual = {};
+  if (is_all_sent(residual)) release_memory(residual);
 }
 
 }  // namespace gradwire::kvstore

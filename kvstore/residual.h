@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "kvstore/array_view.h"
+#include "kvstore/release_memory.h"
 
 namespace gradwire::kvstore {
 
@@ -32,7 +33,7 @@ class Residual {
   /// Replaces all of it, as round_residual() does.
   void assign(std::span<const float> values);
   /// Gives its memory up.
-  void clear() { bytes_ = {}; }
+  void clear() { release_memory(bytes_); }
 
  private:
   ElementType type_;

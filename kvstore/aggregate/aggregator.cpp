@@ -9,6 +9,7 @@
 #include <optional>
 #include <utility>
 
+#include "kvstore/release_memory.h"
 #include "kvstore/wire/lossless_frames.h"
 
 namespace gradwire::kvstore {
@@ -107,7 +108,7 @@ void Aggregator::on_init(std::uint32_t worker, const Frame& frame, std::vector<A
   if (partition.next_step == 0 && partition.rounds.empty() && !partition.came_before(worker, header.step)) {
     partition.given[worker] = header.step;
     // What workers hold is of the value before. The next weight goes whole.
-    partition.held_by_workers = {};
+    release_memory(partition.held_by_workers);
     partition.count = header.count;
     partition.value.resize(header.count);
     partition.first64.resize(is_float64 ? header.count : 0);

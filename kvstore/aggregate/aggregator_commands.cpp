@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "kvstore/aggregate/aggregator.h"
+#include "kvstore/release_memory.h"
 #include "kvstore/wire/answer.h"
 
 namespace gradwire::kvstore {
@@ -68,7 +69,7 @@ void Aggregator::set_optimizer(const std::string& text) {
   updater_.updater = make_updater(spec);
   for (auto& [id, partition] : partitions_) {
     sums_.begin_with_sum(partition, contributors_.size());
-    partition.first64 = {};  // weights are of float32
+    release_memory(partition.first64);  // weights are of float32
   }
   if (std::exchange(updater_.name, spec.name) == spec.name) return;
   for (auto& [id, partition] : partitions_) partition.optimizer_state = {};

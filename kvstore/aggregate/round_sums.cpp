@@ -9,6 +9,7 @@
 
 #include "compress/float64_codec.h"
 #include "kvstore/leftover.h"
+#include "kvstore/release_memory.h"
 #include "kvstore/wire/answer.h"
 #include "kvstore/wire/lossless_frames.h"
 
@@ -59,8 +60,8 @@ Frame RoundSums::sum(Partition& partition, const Round& round, const compress::C
       kind == ReplyKind::kSame ? std::span(partition.residual) : std::span<float>(), out.bytes());
   out.truncate(encoded.bytes);
   note(RoundMoment::kSummed, round.first);
-  partition.value = {};  // from now on the sum is what a pull gets
-  partition.first64 = {};
+  release_memory(partition.value);  // from now on the sum is what a pull gets
+  release_memory(partition.first64);
   const std::uint32_t segments = round.first.flags & transport::kFlagSegments;
   std::uint32_t flags = round.flags | segments | (encoded.nonfinite ? transport::kFlagNonfinite : 0U);
   // A shortened push shows that the workers read shortened replies. The stage knows the codes of one tensor
@@ -79,8 +80,8 @@ Frame RoundSums::sum_with_leftover(Partition& partition, const Round& round, con
                                    const Contributions& contributions) {
   const auto answer_with = [&]<typename Element>(const std::vector<Element>& sum) {
     note(RoundMoment::kSummed, round.first);
-    partition.value = {};  // as above
-    partition.first64 = {};
+    release_memory(partition.value);  // as above
+    release_memory(partition.first64);
     Buffer out = parts_.pool.take(sum.size() * sizeof(Element));
     std::memcpy(out.bytes().data(), sum.data(), out.size_bytes());
     const bool is_finite = std::ranges::all_of(sum, [](Element value) { return std::isfinite(value); });

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "kvstore/release_memory.h"
 #include "kvstore/wire/answer.h"
 
 namespace gradwire::kvstore {
@@ -16,7 +17,7 @@ void WeightSender::set_replies(std::string_view text, Partitions& partitions) {
   WeightReplies replies(text);
   if (replies.text() == replies_.text()) return;
   for (auto& [id, partition] : partitions) {
-    if (replies_.are_deltas()) partition.held_by_workers = {};  // else they are a checkpoint's
+    if (replies_.are_deltas()) release_memory(partition.held_by_workers);  // else they are a checkpoint's
     partition.sent_to_each.clear();
   }
   replies_ = std::move(replies);
@@ -84,7 +85,7 @@ Frame WeightSender::encode_weight(const Partition& partition, std::vector<float>
 
 Frame WeightSender::new_weight(Partition& partition, const FrameHeader& request) {
   if (replies_.are_deltas()) return encode_weight(partition, partition.held_by_workers, workers_, request);
-  partition.held_by_workers = {};  // a checkpoint's, of rounds before
+  release_memory(partition.held_by_workers);  // a checkpoint's, of rounds before
   return weight(partition, request);
 }
 

@@ -19,6 +19,7 @@
 #include "compress/share_sent.h"
 #include "kvstore/client/operation.h"
 #include "kvstore/device/device_tensor.h"
+#include "kvstore/release_memory.h"
 #include "kvstore/residual.h"
 #include "kvstore/runtime/pending_requests.h"
 #include "kvstore/wire/compression.h"
@@ -144,7 +145,7 @@ struct Tensor {
   }
 
   void forget_weight() {
-    held = {};
+    release_memory(held);
     for (TensorPart& state : parts) state.holds_weight = false;
   }
 

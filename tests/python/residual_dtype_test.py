@@ -108,21 +108,31 @@ def test_without_residuals_sums_are_those_of_the_codec_alone(codec: str, tmp_pat
         reply = alone.encode_reply(payloads, ELEMENTS, reply="fp32")
         return alone.decode_reply(reply, 2, ELEMENTS, reply="fp32")
 
-    def body(store: KVStore) -> None:
+    sums, scales = [], None
+    for step in range(5):
+        total, scales = expected(step, scales)
+        sums.append(total)
+
+    def began(store: KVStore) -> None:
         store.init("w", np.zeros(ELEMENTS, np.float32))
         store.set_gradient_compression(f"{codec}{',' if ':' in codec else ':'}reply=fp32")
-        scales = None
+
+    def before(store: KVStore) -> None:
+        began(store)
         for step in range(4):
-            total, scales = expected(step, scales)
-            assert_array_equal(exchanged(store, step), total)
+            assert_array_equal(exchanged(store, step), sums[step])
         assert store.engine.residual(0).size == 0
         stats = store.stats()
         assert (stats["residual_norm"], stats["share_sent"]) == (0, None)
         store.save_checkpoint(tmp_path)
-        store.load_checkpoint(tmp_path)
-        assert_array_equal(exchanged(store, 4), expected(4, scales)[0])
 
-    run_ranks(2, body, residual_dtype="none")
+    def after(store: KVStore) -> None:
+        began(store)
+        store.load_checkpoint(tmp_path)
+        assert_array_equal(exchanged(store, 4), sums[4])
+
+    run_ranks(2, before, residual_dtype="none")
+    run_ranks(2, after, residual_dtype="none")
 
 
 def test_residuals_of_a_checkpoint_are_left_out_without_them(tmp_path: Path) -> None:
