@@ -62,6 +62,7 @@ def record_of(folder: Path) -> dict[str, Any]:
 
 
 ARMS = ("--arm", "none", "--arm", "fp16", "--arm", "int8")
+TWO_ARMS = ("--arm", "none", "--arm", "fp16", "--seeds", "1")
 
 
 @pytest.mark.parametrize("value", ["nan", "inf"])
@@ -116,6 +117,35 @@ def test_ctrl_c_leaves_the_page_and_the_record_of_what_has_ended(tmp_path: Path)
     assert [len(arm["per_seed"]) for arm in record["arms"]] == [1, 0, 0]
     assert record["verdict"].startswith("After 1 of 9 runs: ")
     assert "After 1 of 9 runs." in (tmp_path / "report/index.html").read_text()
+
+
+def test_files_that_cannot_be_written_for_a_while_cost_no_run_and_no_result(tmp_path: Path) -> None:
+    page = str(tmp_path / "report/index.html")
+    body = (
+        f"if rank == 0: os.mkdir({page!r}) if arm == 'none' else os.rmdir({page!r})\n"
+        "for line in range(2000): print('a line of so many characters that all together are too long')"
+    )
+    words = ["sh", "-c", 'ulimit -f 100; exec "$@"', "sh"]  # as on a full disk, a log cannot grow any more
+    words += command(tmp_path, *TWO_ARMS, body=body)
+    done = subprocess.run(words, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "gradwire: ab: " in done.stderr
+    assert "none-seed0.log cannot be written (File too large): the run goes on" in done.stderr
+    assert " ".join(done.stdout.split()).count("cannot be written (Is a directory); the runs go on") == 1
+    assert [len(arm["per_seed"]) for arm in record_of(tmp_path)["arms"]] == [1, 1]
+    assert "After 1 of 2 runs" not in (tmp_path / "report/index.html").read_text()
+
+
+def test_results_are_shown_where_the_page_cannot_be_written_at_all(tmp_path: Path) -> None:
+    page = str(tmp_path / "report/index.html")
+    body = f"if rank == 0: os.makedirs({page!r}, exist_ok=True)"
+    done = run(tmp_path, *TWO_ARMS, body=body)
+    assert (done.returncode, done.stderr) == (
+        1,
+        f"gradwire: ab: --report: {page} cannot be written (Is a directory)\n",
+    )
+    assert "final losses 1.1 and 1.1" in " ".join(done.stdout.split())
+    assert [len(arm["per_seed"]) for arm in record_of(tmp_path)["arms"]] == [1, 1]
 
 
 def test_a_target_in_per_cent_ends_the_experiment_once_runs_write_accuracies(tmp_path: Path) -> None:

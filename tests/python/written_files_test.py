@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import json
+import os
+import resource
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from gradwire.launch.child import Line
 from gradwire.launch.hosts import HostSlots, read_hosts
 from gradwire.launch.output_folder import OutputFolder
+from gradwire.report.page import write_document
 from gradwire.terminal import json_option
 from gradwire.terminal.json_option import write_json
 from gradwire.timeline.recording import Recording
@@ -134,3 +139,47 @@ def test_a_report_folder_that_another_command_begins_to_use_meanwhile_stays(
     monkeypatch.setattr(json_option, "check_folder", check_while_another_command_writes)
     json_option.check_report(tmp_path / "reports" / "own")
     assert [path.name for path in (tmp_path / "reports").iterdir()] == ["of another"]
+
+
+@pytest.fixture
+def little_space() -> Iterator[int]:
+    """Lets no file of this process grow beyond a size, which it returns: as a disk that is full by then."""
+    size, before = 1000, resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    yield size
+    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def test_a_record_that_does_not_fit_leaves_the_one_before(tmp_path: Path, little_space: int) -> None:
+    file = tmp_path / "record.json"
+    write_json({"runs": 1}, str(file))
+    with pytest.raises(OSError, match="record.json cannot be written"):
+        write_json({"runs": "2" * little_space}, str(file))
+    assert json.loads(file.read_text()) == {"runs": 1}
+    assert list(tmp_path.iterdir()) == [file]
+
+
+def test_a_page_that_does_not_fit_leaves_the_one_before(tmp_path: Path, little_space: int) -> None:
+    write_document(tmp_path, "one")
+    with pytest.raises(OSError, match="index.html cannot be written"):
+        write_document(tmp_path, "2" * (little_space + 1))
+    assert (tmp_path / "index.html").read_text() == "one"
+
+
+def test_records_go_to_pipes_and_links_too(tmp_path: Path) -> None:
+    file, link = tmp_path / "record.json", tmp_path / "link.json"
+    link.symlink_to(file)
+    write_json({"runs": 1}, str(link))
+    assert (link.is_symlink(), json.loads(file.read_text())) == (True, {"runs": 1})
+    reading, writing = os.pipe()
+    with os.fdopen(reading) as pipe:
+        write_json({"runs": 2}, f"/dev/fd/{writing}")
+        os.close(writing)
+        assert json.load(pipe) == {"runs": 2}
+
+
+def test_a_record_that_only_its_owner_may_read_stays_so(tmp_path: Path) -> None:
+    file = tmp_path / "record.json"
+    file.touch(mode=0o600)
+    write_json({}, str(file))
+    assert file.stat().st_mode & 0o777 == 0o600

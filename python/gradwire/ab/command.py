@@ -8,7 +8,7 @@ import signal
 import sys
 import textwrap
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -47,7 +47,8 @@ class Ended:
     """An experiment that has ended.
 
     Attributes:
-        exit_code: 0, or that of the first run that failed, or 128 and the signal that came, or MISUSE.
+        exit_code: 0, or that of the first run that failed, or 128 and the signal that came, or MISUSE; or 1, where the
+            page or the record could not be written.
         cause: why exit_code is not 0.
     """
 
@@ -56,10 +57,36 @@ class Ended:
     cause: str = ""
 
 
+@dataclass(frozen=True)
+class _Written:
+    """What has become of the results so far. lost: what could not be written, and why; page: None: it is lost."""
+
+    outcome: Outcome
+    page: Path | None
+    lost: tuple[str, ...]
+
+
+def _written(
+    outcome: Outcome, report: Path, facts: Mapping[str, str], warning: str | None, json_file: str | None
+) -> _Written:
+    """Writes the page and the record. One that cannot be written costs itself alone."""
+    page, lost = None, []
+    try:
+        page = write_page(report, outcome, facts, warning)
+    except OSError as error:
+        lost.append(str(error))
+    try:
+        write_json(outcome.record(), json_file)
+    except OSError as error:
+        lost.append(str(error))
+    return _Written(outcome, page, tuple(lost))
+
+
 def run_experiment(plan: Plan, target: float | None, json_file: str | None, console: Console) -> Ended:
     """Runs plan, and shows progress and results on console.
 
-    The page and the record are written after each run. So if this process is ended, the results so far are kept.
+    The page and the record are written after each run. So if this process is ended, the results so far are kept. Where
+    they cannot be written, the runs go on, and the results are shown at the end.
 
     Args:
         target: None: one that all arms reach (target.common_target). Where runs write accuracies and this is none,
@@ -83,10 +110,11 @@ def run_experiment(plan: Plan, target: float | None, json_file: str | None, cons
     ended: list[Run | RunFailed] = []
     interrupted: Interrupted | None = None
     misuse: str | None = None
+    told: set[str] = set()
     with network(plan) as conditions:
         warning = _warning(plan, conditions)
 
-        def write() -> tuple[Outcome, Path]:
+        def write() -> _Written:
             outcome = summarise(ended, plan.arms, target, conditions.link, expected)
             facts = {
                 "command": shlex.join(["gradwire", *sys.argv[1:]]),
@@ -100,10 +128,7 @@ def run_experiment(plan: Plan, target: float | None, json_file: str | None, cons
             }
             if (said := baseline(ended, plan.workers, servers)) is not None:
                 facts["baseline"] = said
-            page = write_page(plan.report, outcome, facts, warning)
-            if json_file != "-":
-                write_json(outcome.record(), json_file)
-            return outcome, page
+            return _written(outcome, plan.report, facts, warning, None if json_file == "-" else json_file)
 
         for note in filter(None, (warning, _lacks_result(plan.command))):
             console.print(Text(f"NOTE: {note}", style="bold yellow"))
@@ -114,19 +139,25 @@ def run_experiment(plan: Plan, target: float | None, json_file: str | None, cons
                     if misuse := _refuse_target(target, run):
                         target = None
                         break
-                    write()
+                    for text in write().lost:
+                        if text not in told:  # a run is worth more than its files, which are tried again
+                            told.add(text)
+                            console.print(Text(f"NOTE: {text}; the runs go on", style="bold yellow"))
             except Interrupted as stopped:
                 interrupted = stopped
             except KeyboardInterrupt:  # between two runs
                 interrupted = Interrupted("stopped by SIGINT", 128 + signal.SIGINT)
-    outcome, page = write()
-    show(outcome, page, console, baseline(ended, plan.workers, servers))
+    written = write()
+    outcome = written.outcome
+    show(outcome, written.page, console, baseline(ended, plan.workers, servers))
     if json_file == "-":
         write_json(outcome.record(), json_file)
     if interrupted is not None:
-        return Ended(outcome, interrupted.exit_code, str(interrupted))
+        return Ended(outcome, interrupted.exit_code, "; ".join([str(interrupted), *written.lost]))
     if misuse:
         return Ended(outcome, MISUSE, misuse)
+    if written.lost:
+        return Ended(outcome, 1, "; ".join(written.lost))
     return _ended_by_itself(outcome, ended, expected)
 
 
@@ -183,8 +214,8 @@ def _describe_link(conditions: Conditions) -> str:
     )
 
 
-def show(outcome: Outcome, page: Path, console: Console, said_of_baseline: str | None = None) -> None:
-    """Writes the headline, the table, what to conclude, and where the page is."""
+def show(outcome: Outcome, page: Path | None, console: Console, said_of_baseline: str | None = None) -> None:
+    """Writes the headline, the table, what to conclude, and where the page is, if there is one."""
     titles, rows = summary_rows(outcome)
     table = Table(box=SIMPLE_HEAD, title=basis(outcome), title_justify="left", title_style="dim")
     table.add_column(titles[0])
@@ -206,4 +237,5 @@ def show(outcome: Outcome, page: Path, console: Console, said_of_baseline: str |
     if said_of_baseline is not None:
         console.print(Text(f"baseline: {said_of_baseline}", style="dim"))
     console.print(Text(f"target: {write_target(outcome)}, {outcome.target_reason}", style="dim"))
-    console.print(f"report: {page}", highlight=False, soft_wrap=True)
+    if page is not None:
+        console.print(f"report: {page}", highlight=False, soft_wrap=True)

@@ -13,13 +13,14 @@ import tempfile
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
 from gradwire import result
 from gradwire.launch.child import Host, Line, LocalHost
+from gradwire.launch.console import say
 from gradwire.launch.supervisor import Placement, run_job
 from gradwire.result import RunProgress, RunResult
 from gradwire.settings.units import parse_rate
@@ -242,7 +243,8 @@ def network(plan: Placed) -> Iterator[Conditions]:
 
 @dataclass
 class _Log:
-    """Writes a run's output to a file, and keeps each process's last lines in case it fails."""
+    """Writes a run's output to a file, and keeps each process's last lines in case it fails. A file that cannot be
+    written any more (a full disk) is reported once, and the run goes on without it."""
 
     path: Path
     progress: Progress
@@ -250,15 +252,27 @@ class _Log:
 
     @contextmanager
     def open(self) -> Iterator[Callable[[Line], None]]:
-        with self.path.open("w", encoding="utf-8") as file:
+        file = self.path.open("w", encoding="utf-8", buffering=1)
+        is_written = True
 
-            def take(line: Line) -> None:
-                name = line.role if line.rank is None else f"{line.role} {line.rank}"
-                file.write(f"[{name}] {line.text}\n")
-                self.last.setdefault((line.role, line.rank), deque(maxlen=_LAST_LINES)).append(line.text)
-                self.progress.line(line)
+        def take(line: Line) -> None:
+            nonlocal is_written
+            name = line.role if line.rank is None else f"{line.role} {line.rank}"
+            try:
+                if is_written:
+                    file.write(f"[{name}] {line.text}\n")
+            except OSError as error:
+                is_written = False
+                why = f"cannot be written ({error.strerror})"
+                say(f"ab: {self.path} {why}: the run goes on, and further lines are not written there")
+            self.last.setdefault((line.role, line.rank), deque(maxlen=_LAST_LINES)).append(line.text)
+            self.progress.line(line)
 
+        try:
             yield take
+        finally:
+            with suppress(OSError):  # what could not be written is tried again
+                file.close()
 
 
 def run_plan(plan: Plan, conditions: Conditions, progress: Progress) -> Iterator[Run | RunFailed]:
@@ -335,7 +349,7 @@ def _run_one(plan: Plan, arm: str, seed: int, conditions: Conditions, log: _Log)
                     placement=conditions.placement,
                     output=output,
                 )
-        except OSError as error:  # a program cannot be started, or the log not written
+        except OSError as error:  # a program cannot be started, or the log not opened
             raise RunFailed(arm, seed, str(error), 1) from None
         if job.interrupted is not None:
             raise Interrupted(f"{arm}, seed {seed}: {job.cause}", job.exit_code)

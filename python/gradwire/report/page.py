@@ -12,6 +12,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from gradwire.terminal.whole_file import write_whole
+
 _STYLE = """
 :root { color-scheme: light; }
 * { box-sizing: border-box; }
@@ -151,7 +153,7 @@ def write_document(folder: Path, text: str) -> Path:
     path = folder / "index.html"
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        path.write_text(text, encoding="utf-8")
+        write_whole(path, text)
     except OSError as error:
         raise OSError(f"--report: {path} cannot be written ({error.strerror})") from error
     return path

@@ -12,6 +12,8 @@ from typing import Annotated, Any
 
 import typer
 
+from gradwire.terminal.whole_file import write_whole
+
 
 def check_folder(folder: Path) -> None:
     """Makes a folder, if it is not there, and writes and removes a file in it: permissions, a read-only file system and
@@ -108,7 +110,7 @@ def write_json(record: Any, file: str | None) -> None:
         sys.stdout.write(_text_of(record))
     elif file is not None:
         try:
-            Path(file).write_text(_text_of(record), encoding="utf-8")
+            write_whole(Path(file), _text_of(record))
         except OSError as error:
             raise OSError(f"--json {file} cannot be written ({error.strerror})") from error
 
