@@ -65,6 +65,17 @@ def test_a_profile_keeps_its_spread_and_older_ones_have_none(tmp_path: Path) -> 
             layer_profile.load(file)
 
 
+def test_steps_of_a_scaled_profile_vary_as_before() -> None:
+    """With its own --step-time, a profile's prediction is what it was without."""
+    steps = tuple(0.09 + 0.02 * i / 26 for i in range(27))
+    profile = replace(STEADY, spread=(0.092, 0.108), steps=steps)
+    assert profile.scaled(1.0) == profile
+    double = profile.scaled(2.0)
+    assert double.spread == pytest.approx((0.184, 0.216))
+    assert double.of_slowest(8).compute_seconds == pytest.approx(2 * profile.of_slowest(8).compute_seconds)
+    layer_profile.validate(double)
+
+
 def test_a_step_waits_for_the_slowest_worker() -> None:
     """For the step's median, against the mean of many drawn maxima."""
     steps = tuple(0.09 + 0.02 * i / 26 for i in range(27))

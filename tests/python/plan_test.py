@@ -248,6 +248,17 @@ def test_a_bench_that_lacks_an_operation_is_refused() -> None:
         calibration.of_bench([])
 
 
+def test_codec_speeds_of_several_threads_are_refused(tmp_path: Path) -> None:
+    """Costs are seconds of one thread: those of four at once would be taken as a quarter."""
+    rows = json.loads((ROOT / "experiments/schedule_bound/codec_speeds.json").read_text())
+    file = tmp_path / "speeds.json"
+    file.write_text(json.dumps([row | {"threads": 4} for row in rows]))
+    with pytest.raises(
+        ValueError, match=r"speeds\.json cannot be used \(none was measured with 4 threads, and"
+    ):
+        calibration.measure(print, file)
+
+
 @pytest.mark.parametrize("text", ["[]", "{}", "{", '{"codecs": [{}]}'])
 def test_what_is_no_calibration_is_refused(tmp_path: Path, text: str) -> None:
     file = tmp_path / "c.json"
@@ -394,6 +405,23 @@ def test_what_a_prediction_rests_on_is_in_the_command_that_starts_it() -> None:
         assert f"GRADWIRE_PARTITION_BYTES={schedule.partition_bytes} " in start
     assert "gradwire run -n 8 -s 0 --launcher ssh" in start
     assert by_torchrun == "Or by torchrun with GRADWIRE_COMPRESSION=2bit."
+
+
+@pytest.mark.parametrize("codec", ["none", "int8"])
+def test_settings_that_a_prediction_rests_on_are_for_torchrun_too(codec: str) -> None:
+    asked = question(codecs=(codec,), placements=("peers",))
+    row = planner.predict(
+        asked,
+        asked.networks()[0],
+        Variant(codec),
+        Schedule(partition_bytes=2**22, credit_bytes=2**16),
+        COSTS,
+    )
+    _, by_torchrun, *_ = planner._next_steps(asked, [row], row)
+    compression = "" if codec == "none" else ", GRADWIRE_COMPRESSION=int8"
+    assert by_torchrun == (
+        f"Or by torchrun with GRADWIRE_PARTITION_BYTES=4194304, GRADWIRE_CREDIT_BYTES=65536{compression}."
+    )
 
 
 def test_a_codec_is_refused_before_a_command_is_profiled(tmp_path: Path) -> None:

@@ -153,7 +153,7 @@ def little_space() -> Iterator[int]:
 def test_a_record_that_does_not_fit_leaves_the_one_before(tmp_path: Path, little_space: int) -> None:
     file = tmp_path / "record.json"
     write_json({"runs": 1}, str(file))
-    with pytest.raises(OSError, match="record.json cannot be written"):
+    with pytest.raises(OSError, match=r"record\.json cannot be written"):
         write_json({"runs": "2" * little_space}, str(file))
     assert json.loads(file.read_text()) == {"runs": 1}
     assert list(tmp_path.iterdir()) == [file]
@@ -161,7 +161,7 @@ def test_a_record_that_does_not_fit_leaves_the_one_before(tmp_path: Path, little
 
 def test_a_page_that_does_not_fit_leaves_the_one_before(tmp_path: Path, little_space: int) -> None:
     write_document(tmp_path, "one")
-    with pytest.raises(OSError, match="index.html cannot be written"):
+    with pytest.raises(OSError, match=r"index\.html cannot be written"):
         write_document(tmp_path, "2" * (little_space + 1))
     assert (tmp_path / "index.html").read_text() == "one"
 

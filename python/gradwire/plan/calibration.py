@@ -121,12 +121,17 @@ def load(file: Path | None = None) -> Calibration:
 def of_bench(rows: Iterable[Mapping[str, Any]]) -> tuple[CodecSpeed, ...]:
     """Takes what the planner needs from the records of `gradwire bench codec --json`, of PLANNED codecs.
 
-    Raises: ValueError: an operation is missing, or they are records of something else.
+    Raises: ValueError: an operation is missing, or they are records of something else, or of several threads.
     """
     seconds: dict[tuple[str, str, str, int], float] = {}
     bits: dict[str, float] = {}
     try:
         for row in rows:
+            if row["threads"] != 1:
+                raise ValueError(
+                    f"plan: {row['codec']} was measured with {row['threads']} threads, and costs are those of one: run "
+                    "`gradwire bench codec` without --threads"
+                )
             seconds[row["codec"], row["op"], row["residual"], row["ways"]] = 1 / row["elements_per_second"]
             bits[row["codec"]] = row["bits_per_element"]
     except (KeyError, TypeError, ZeroDivisionError) as error:

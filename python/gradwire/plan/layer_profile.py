@@ -87,7 +87,7 @@ class Profile:
         )
 
     def scaled(self, factor: float) -> Profile:
-        """Returns the profile of a machine that takes factor times as long."""
+        """Returns the profile of a machine that takes factor times as long, whose steps vary as these do."""
         layers = tuple(
             replace(
                 x, forward_seconds=factor * x.forward_seconds, backward_seconds=factor * x.backward_seconds
@@ -95,8 +95,16 @@ class Profile:
             for x in self.layers
         )
         return replace(
-            self, layers=layers, images_per_second=self.images_per_second / factor, spread=None, steps=None
+            self,
+            layers=layers,
+            images_per_second=self.images_per_second / factor,
+            spread=None if self.spread is None else (factor * self.spread[0], factor * self.spread[1]),
+            steps=None if self.steps is None else tuple(factor * step for step in self.steps),
         )
+
+    def steady(self, factor: float) -> Profile:
+        """Returns a profile whose every step takes factor times as long as the typical one."""
+        return replace(self.scaled(factor), spread=None, steps=None)
 
     def of_slowest(self, workers: int) -> Profile:
         """Returns the profile of the slowest of several workers, for which the others wait in every step.
@@ -108,7 +116,7 @@ class Profile:
         import numpy as np  # `gradwire --help` does without
 
         slowest, typical = np.quantile(self.steps, (0.5 ** (1 / workers), 0.5))
-        return self.scaled(max(1.0, float(slowest / typical)))
+        return self.steady(max(1.0, float(slowest / typical)))
 
     @property
     def elements(self) -> int:

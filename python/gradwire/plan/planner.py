@@ -173,7 +173,7 @@ def with_interval(question: Question, row: Prediction, calibration: Calibration)
             calibration.times(_BUSY_CORES),
         ),
     ):
-        profile = question.profile.scaled(factor)
+        profile = question.profile.steady(factor)
         done = simulation.predict(profile, network, row.variant, row.schedule, costs)
         ends.append(done.step_seconds)
     low, high = min(ends[0], row.step_seconds), max(ends[1], row.step_seconds)
@@ -332,8 +332,11 @@ def _next_steps(question: Question, predictions: Sequence[Prediction], best: Pre
     """Returns how to start what is recommended, and how to find what a codec costs in accuracy."""
     steps = [_start(question, best)]
     if best.network.placement == "peers":
-        variable = f" with GRADWIRE_COMPRESSION={best.variant}" if best.variant.lossy else ""
-        steps.append(f"Or by torchrun{variable}.")
+        variables = _variables(question, best)
+        if best.variant.lossy:
+            variables["GRADWIRE_COMPRESSION"] = str(best.variant)
+        given = ", ".join(f"{name}={value}" for name, value in variables.items())
+        steps.append(f"Or by torchrun with {given}." if given else "Or by torchrun.")
     if best.variant.lossy:
         compared = dict.fromkeys(("none", str(best.variant), *_faster(predictions, best)))
         arms = " ".join(f"--arm {arm}" for arm in compared)
@@ -353,16 +356,21 @@ def _start(question: Question, best: Prediction) -> str:
     hosts = f"{network.hosts} hosts"
     if network.hosts > workers:
         hosts += f", the first {workers} for workers"
-    settings = {
-        "GRADWIRE_PARTITION_BYTES": (best.schedule.partition_bytes, question.schedule.partition_bytes),
-        "GRADWIRE_CREDIT_BYTES": (best.schedule.credit_bytes, question.schedule.credit_bytes),
-    }
-    variables = "".join(f"{name}={own} " for name, (own, default) in settings.items() if own != default)
+    variables = "".join(f"{name}={value} " for name, value in _variables(question, best).items())
     codec = f" --compression {best.variant}" if best.variant.lossy else ""
     return (
         f"Start on {hosts}: {variables}gradwire run -n {workers} -s {network.servers} --launcher ssh "
         f"-H HOST1,HOST2,...{codec} python train.py"
     )
+
+
+def _variables(question: Question, best: Prediction) -> dict[str, str]:
+    """Returns the settings of a prediction that are not the defaults, as variables."""
+    settings = {
+        "GRADWIRE_PARTITION_BYTES": (best.schedule.partition_bytes, question.schedule.partition_bytes),
+        "GRADWIRE_CREDIT_BYTES": (best.schedule.credit_bytes, question.schedule.credit_bytes),
+    }
+    return {name: str(own) for name, (own, default) in settings.items() if own != default}
 
 
 def _warning_of_adam(profile: Profile, codec: str) -> str:
