@@ -14,7 +14,7 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 from gradwire import compress
-from gradwire.plan import calibration, layer_profile, planner, simulation
+from gradwire.plan import calibration, layer_profile, planner, progress, simulation
 from gradwire.plan.simulation import FREE, Network, Schedule, Variant
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -394,7 +394,7 @@ def test_with_adam_a_codec_that_keeps_the_loss_is_recommended_and_the_faster_one
 
 
 def test_what_a_prediction_rests_on_is_in_the_command_that_starts_it() -> None:
-    """Partitions and credit that are not the defaults, and the codec under torchrun."""
+    """Partitions and credit that are not the defaults, and the codec, under torchrun too."""
     fast = layer_profile.find("vgg16").scaled(0.1)
     found = planner.answer(
         question(profile=fast, bandwidth=5 * GBIT, codecs=("2bit",), placements=("peers",)), COSTS
@@ -404,7 +404,10 @@ def test_what_a_prediction_rests_on_is_in_the_command_that_starts_it() -> None:
     if schedule.partition_bytes != 2**20:
         assert f"GRADWIRE_PARTITION_BYTES={schedule.partition_bytes} " in start
     assert "gradwire run -n 8 -s 0 --launcher ssh" in start
-    assert by_torchrun == "Or by torchrun with GRADWIRE_COMPRESSION=2bit."
+    if schedule.credit_bytes != 256 * 2**10:
+        assert f"GRADWIRE_CREDIT_BYTES={schedule.credit_bytes}, " in by_torchrun
+    assert by_torchrun.startswith("Or by torchrun with ")
+    assert by_torchrun.endswith("GRADWIRE_COMPRESSION=2bit.")
 
 
 @pytest.mark.parametrize("codec", ["none", "int8"])
@@ -422,6 +425,23 @@ def test_settings_that_a_prediction_rests_on_are_for_torchrun_too(codec: str) ->
     assert by_torchrun == (
         f"Or by torchrun with GRADWIRE_PARTITION_BYTES=4194304, GRADWIRE_CREDIT_BYTES=65536{compression}."
     )
+
+
+def test_a_sweep_says_how_far_it_is(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(progress, "_SECONDS", 0.0)
+    asked = question("resnet50", codecs=("none", "int8"))
+    with progress.shown() as watch:
+        rows = list(planner.sweep(asked, "bandwidth", COSTS, watch))
+        planner.answer(asked, COSTS, watch)
+    out, err = capfd.readouterr()
+    said = err.splitlines()
+    assert out == ""
+    assert said[0] == "gradwire: plan: 0 of 22 predicted; none with 8 workers, links of 50mbit"
+    assert said[21] == "gradwire: plan: 21 of 22 predicted; int8 with 8 workers, links of 100gbit"
+    assert len(rows) == 22
+    assert said[22] == "gradwire: plan: 0 of 10 predicted; none with 8 peers"
 
 
 def test_a_codec_is_refused_before_a_command_is_profiled(tmp_path: Path) -> None:

@@ -363,10 +363,12 @@ def _predict(
     """Shows and records the answer, with a sweep if there is to be one. notes: what to say of the question."""
     from gradwire.launch.console import say
     from gradwire.plan import planner
+    from gradwire.plan.progress import shown
     from gradwire.terminal.plain_console import plain_console
 
     console = plain_console(json_file)
-    found = planner.answer(question, costs)
+    with shown() as watch:
+        found = planner.answer(question, costs, watch)
     record = found.record()
     rows: list[Prediction] = []
     interrupted = False
@@ -463,11 +465,13 @@ def _sweep(
 ) -> tuple[list[Prediction], bool]:
     """Returns the rows of a sweep, and whether Ctrl-C ended it before the last of them."""
     from gradwire.plan import planner
+    from gradwire.plan.progress import shown
 
     rows: list[Prediction] = []
     try:
-        for row in planner.sweep(question, over, costs):
-            rows.append(row)  # one by one: each is there when Ctrl-C comes
+        with shown() as watch:
+            for row in planner.sweep(question, over, costs, watch):
+                rows.append(row)  # one by one: each is there when Ctrl-C comes
     except KeyboardInterrupt:
         return rows, True
     return rows, False

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
@@ -27,6 +27,13 @@ _CREDITS = (2**16, 2**18, 2**20)  # bytes
 _SLOW_LINK, _BUSY_CORES = 0.9, 2.0  # in the slow end of an interval
 _MODEL_ERROR = 0.05  # of the simulator: experiments/plan_predictions
 _WORTH = 0.01  # of efficiency: what a codec or more hosts must gain
+
+Watch = Callable[[int, int, str], None]
+"""Is told before each prediction how many are done, of how many, and of what the next one is."""
+
+
+def unwatched(done: int, count: int, what: str) -> None:
+    """Is a Watch that says nothing."""
 
 
 @dataclass(frozen=True)
@@ -191,13 +198,15 @@ def _codec_seconds(profile: Profile, row: Prediction, calibration: Calibration) 
 
 def _predictions(
     question: Question,
-    candidates: Iterable[tuple[Network, Variant]],
+    candidates: Sequence[tuple[Network, Variant]],
     calibration: Calibration,
     of: Callable[[Question, Network, Variant, Calibration], Prediction],
+    watch: Watch = unwatched,
 ) -> tuple[list[Prediction], list[str]]:
     """Predicts each candidate that can be. Returns these, and of each other one why not, once."""
     rows, reasons = [], []
-    for network, variant in candidates:
+    for done, (network, variant) in enumerate(candidates):
+        watch(done, len(candidates), f"{variant} with {_place(network)}")
         try:
             rows.append(of(question, network, variant, calibration))
         except ValueError as error:  # it costs itself alone
@@ -205,7 +214,7 @@ def _predictions(
     return rows, list(dict.fromkeys(reasons))
 
 
-def answer(question: Question, calibration: Calibration) -> Answer:
+def answer(question: Question, calibration: Calibration, watch: Watch = unwatched) -> Answer:
     """Tries every codec on every network with the partitions and credits that it knows, and says which to take.
 
     Raises: ValueError: a codec that is not planned, or nothing that can be predicted; says why.
@@ -217,7 +226,7 @@ def answer(question: Question, calibration: Calibration) -> Answer:
         for network in question.networks()
         if variant.goes_with(network.placement)
     ]
-    predictions, reasons = _predictions(question, candidates, calibration, _best_schedule)
+    predictions, reasons = _predictions(question, candidates, calibration, _best_schedule, watch)
     left_out = "; ".join([*filter(None, [_left_out(question, variants)]), *reasons]) or None
     if not predictions:
         raise ValueError(
@@ -398,7 +407,9 @@ def _percent(share: float) -> str:
     return f"{100 * share:.1f} %"
 
 
-def sweep(question: Question, over: str, calibration: Calibration) -> Iterator[Prediction]:
+def sweep(
+    question: Question, over: str, calibration: Calibration, watch: Watch = unwatched
+) -> Iterator[Prediction]:
     """Predicts every codec with its best placement over bandwidths, or over numbers of workers, from the lowest on.
 
     Args:
@@ -409,9 +420,12 @@ def sweep(question: Question, over: str, calibration: Calibration) -> Iterator[P
         if over == "bandwidth"
         else [replace(question, workers=count) for count in WORKERS]
     )
-    for each in questions:
+    specs = question.tried_codecs
+    for number, each in enumerate(questions):
         networks = [row for row in each.networks() if row.placement != "beside" or row.servers <= row.workers]
-        for spec in question.tried_codecs if networks else ():
+        for place, spec in enumerate(specs if networks else ()):
+            where = f"{each.workers} workers, links of {format_rate(each.bandwidth)}"
+            watch(number * len(specs) + place, len(questions) * len(specs), f"{spec} with {where}")
             variant = Variant.parse(spec)
             candidates = [(network, variant) for network in networks if variant.goes_with(network.placement)]
             options, _ = _predictions(each, candidates, calibration, _as_scheduled)
