@@ -1,5 +1,5 @@
-"""How far the predictions of `gradwire plan` are, on stderr: a line on a terminal that goes at the end, else a line every
-few seconds."""
+"""How far the predictions of `gradwire plan` are, on stderr: a line on a terminal that goes at the end, else a line
+every few seconds."""
 
 from __future__ import annotations
 
