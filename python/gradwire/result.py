@@ -38,7 +38,8 @@ class RunResult:
             diverged.
         seconds_per_epoch: training seconds from the start to the end of each epoch.
         images_per_second: of all workers together.
-        bytes_per_step: one worker's bytes at the socket in one step, sent and received; median over the steps.
+        bytes_per_step: one worker's bytes at the socket in one step, sent and received; median over the steps, or mean
+            where most steps send little beside the others, as between two rounds of local steps.
         steps: of the optimizer, in the whole run.
         bytes_total: all bytes of one worker at the socket.
         codec_seconds: one worker's seconds of encoding and decoding, all threads.

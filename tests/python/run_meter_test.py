@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from gradwire.ab import experiment as ab
 from gradwire.ab.experiment import Plan, Run
+from gradwire.stores import run_meter
 from gradwire.stores.run_meter import RunMeter
 
 MEASURED = (
@@ -156,11 +157,20 @@ def test_the_first_step_is_left_out_and_a_second_optimizer_is_no_step(tmp_path: 
     assert meter.figures(9).get("seconds_per_epoch") is None
 
 
-def test_where_most_steps_send_nothing_their_mean_counts(tmp_path: Path) -> None:
+@pytest.mark.parametrize("heartbeats", [0, 20])
+def test_where_most_steps_send_little_their_mean_counts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, heartbeats: int
+) -> None:
+    """Every fifth step sends 500 bytes more, and takes 6 s more."""
+    now = 0.0
+    monkeypatch.setattr(run_meter.time, "perf_counter", lambda: now)
     engine: Any = Engine()
     meter = RunMeter(engine, str(tmp_path / "r.json"))
     for step in range(11):
-        engine.total += 500 if step % 5 == 0 else 0
-        meter.add_batch(1)
+        engine.total += heartbeats + (500 if step % 5 == 0 else 0)
+        now += 1.0 + (6.0 if step % 5 == 0 else 0.0)
+        meter.add_batch(11)
         meter.end_step()
-    assert meter.figures(1)["bytes_per_step"] == 100
+    found = meter.figures(1)
+    assert found["bytes_per_step"] == 100 + heartbeats
+    assert found["images_per_second"] == pytest.approx(2 * 11 / 2.2)  # in 10 steps of 22 s, by two workers

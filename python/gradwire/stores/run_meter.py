@@ -18,6 +18,7 @@ import os
 import statistics
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -79,9 +80,10 @@ class RunMeter:
     def figures(self, epochs: int) -> dict[str, Any]:
         """Returns the fields of a record that are known here.
 
-        bytes_per_step is the median of all steps but the first, in which codecs agree on scales, or the mean where most
-        steps send nothing. images_per_second is of all workers together, from the median step. seconds_per_epoch
-        assumes epochs of equally many steps.
+        bytes_per_step is the median of all steps but the first, in which codecs agree on scales. images_per_second is
+        of all workers together, from the median step. Where most steps send little beside the others (heartbeats
+        between two rounds of local steps), both are from the mean, which has all that was sent and waited for.
+        seconds_per_epoch assumes epochs of equally many steps.
         """
         found: dict[str, Any] = {}
         with contextlib.suppress(RuntimeError, ConnectionError):  # the store has been closed
@@ -92,14 +94,15 @@ class RunMeter:
             return found
         usual = self._bytes[1:] or self._bytes
         found["steps"] = steps
-        found["bytes_per_step"] = statistics.median(usual) or statistics.fmean(usual)
+        typical = statistics.median if _are_alike(usual) else statistics.fmean
+        found["bytes_per_step"] = typical(usual)
         if steps >= epochs:
             last = [self._ends[steps * (epoch + 1) // epochs - 1] for epoch in range(epochs)]
             found["seconds_per_epoch"] = [end - self._began for end in last]
         if steps > 1:
             taken = [end - start for start, end in zip(self._ends, self._ends[1:], strict=False)]
-            if (median := statistics.median(taken)) > 0:
-                found["images_per_second"] = self._workers * statistics.fmean(self._examples[1:]) / median
+            if (seconds := typical(taken)) > 0:
+                found["images_per_second"] = self._workers * statistics.fmean(self._examples[1:]) / seconds
         return found
 
     @property
@@ -115,6 +118,11 @@ class RunMeter:
     def _total_bytes(self) -> int:
         counters = self._engine.counters()
         return int(counters["bytes_sent"] + counters["bytes_received"])
+
+
+def _are_alike(sent: Sequence[int]) -> bool:
+    """Whether a step's median of bytes says what the others send: it is half of the mean or more."""
+    return 2 * statistics.median(sent) >= statistics.fmean(sent)
 
 
 _meter: RunMeter | None = None  # of this process
