@@ -238,3 +238,18 @@ def test_only_seeds_that_both_arms_have_ended_are_compared() -> None:
     difference = summary.summarise(runs, ["none", "int8"], None, "unshaped").arms[1].difference
     assert difference is not None
     assert (difference.count, difference.mean) == (2, pytest.approx(0.375))
+
+
+def test_times_to_the_target_too_are_compared_over_seeds_that_both_have() -> None:
+    """The first arm's third seed is slow: while the other's is under way, that says nothing of it."""
+    runs = [timed("none", 0, 10.0), timed("none", 1, 12.0), timed("none", 2, 98.0)]
+    runs += [timed("int8", 0, 5.0), timed("int8", 1, 6.0)]
+    found = summary.summarise(runs, ["none", "int8"], None, "100mbit", 6)
+    sooner = found.arms[1].sooner
+    assert sooner is not None
+    assert (found.times_sooner(found.arms[1]), sooner.low) == (pytest.approx(2.0), pytest.approx(2.0))
+    assert "int8 reached loss 1 2.0 times sooner than no compression [2, 2]." in found.verdict
+
+
+def timed(arm: str, seed: int, seconds: float) -> Run:
+    return Run(arm, seed, RunResult("loss", (2.0, 1.0), (0.5 * seconds, seconds)), seconds)

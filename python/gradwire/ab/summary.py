@@ -136,11 +136,15 @@ class Outcome:
         return conclusions.verdict(self)
 
     def times_sooner(self, arm: ArmSummary) -> float | None:
-        """Returns the first arm's mean seconds to the target over arm's. None: one of them did not reach it."""
+        """Returns the first arm's seconds to the target over arm's. None: one of them did not reach it.
+
+        Over the seeds that both have, else of means: while runs are under way, or after one that failed, an arm has
+        fewer seeds, and a slow one must not count for the other alone.
+        """
         base = self.arms[0]
         if not arm.seconds_to_target or base.seconds_to_target is None:
             return None
-        return base.seconds_to_target / arm.seconds_to_target
+        return arm.sooner.mean if arm.sooner is not None else base.seconds_to_target / arm.seconds_to_target
 
     def times_fewer_bytes(self, arm: ArmSummary) -> float | None:
         """Returns the first arm's bytes per step over arm's, or of whole runs. None: an arm's bytes are not known."""
