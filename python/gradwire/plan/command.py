@@ -486,11 +486,11 @@ def _show_sweep(rows: Sequence[Prediction], over: Literal["bandwidth", "workers"
     print_table(fitting_table(rows, None, console), console)
     if over == "bandwidth":
         highest = planner.pays_below(rows)
-        told = "no codec tried gains a point on any of these links"
+        told = "no codec tried makes a step 1 % shorter on any of these links"
         if not any(row.variant.lossy for row in rows):
             told = "no codec was tried"
         if highest is not None:
-            told = f"the fastest link tried on which a codec gains more than a point: {format_rate(highest)}"
+            told = f"the fastest link tried on which a codec makes a step 1 % shorter: {format_rate(highest)}"
         console.print(told, highlight=False)
 
 

@@ -11,7 +11,7 @@ from gradwire.plan import simulation
 from gradwire.plan.calibration import Calibration
 from gradwire.plan.layer_profile import Profile
 from gradwire.plan.simulation import SUMMED, Network, Placement, Schedule, Variant
-from gradwire.settings.units import format_bytes, format_rate
+from gradwire.settings.units import format_bytes, format_duration, format_rate, format_share
 
 CODECS_FOR_ADAM = ("none", "fp16", "int8", "nf4", "nf2")
 CODECS = (*CODECS_FOR_ADAM, "2bit")
@@ -26,7 +26,7 @@ _PARTITIONS = (2**18, 2**20, 2**22)  # bytes
 _CREDITS = (2**16, 2**18, 2**20)  # bytes
 _SLOW_LINK, _BUSY_CORES = 0.9, 2.0  # in the slow end of an interval
 _MODEL_ERROR = 0.05  # of the simulator: experiments/plan_predictions
-_WORTH = 0.01  # of efficiency: what a codec or more hosts must gain
+_WORTH = 0.01  # of a step: what a codec, a setting or more hosts must gain
 
 Watch = Callable[[int, int, str], None]
 """Is told before each prediction how many are done, of how many, and of what the next one is."""
@@ -254,7 +254,7 @@ def _best_schedule(
 ) -> Prediction:
     """The defaults, or what is better than they by more than nothing that could be measured."""
     default = predict(question, network, variant, question.schedule, calibration)
-    if default.efficiency > default.bound - _WORTH / 2:
+    if default.efficiency > default.bound * (1 - _WORTH):
         return default
     tried = [
         predict(
@@ -268,7 +268,7 @@ def _best_schedule(
         for credit in (_CREDITS if network.placement != "ring" else (None,))
     ]
     best = max(tried, key=lambda row: row.efficiency)
-    return best if best.efficiency > default.efficiency + _WORTH / 2 else default
+    return best if _is_shorter(best, default) else default
 
 
 def _without_loss(profile: Profile, predictions: Sequence[Prediction]) -> list[Prediction]:
@@ -276,10 +276,15 @@ def _without_loss(profile: Profile, predictions: Sequence[Prediction]) -> list[P
     return [row for row in predictions if not profile.is_like_adam or row.variant.codec in _KEEP_ADAMS_LOSS]
 
 
+def _is_shorter(row: Prediction, than: Prediction) -> bool:
+    """Whether the step of one prediction is shorter than another's by more than nothing."""
+    return row.step_seconds < than.step_seconds * (1 - _WORTH)
+
+
 def choose(predictions: Sequence[Prediction]) -> Prediction:
-    """Takes, of those within a point of the best, what asks least: no codec, then fewer hosts, then more bits."""
-    most = max(row.efficiency for row in predictions)
-    near = [row for row in predictions if row.efficiency >= most - _WORTH]
+    """Takes, of those that none is 1 % shorter than, what asks least: no codec, then fewer hosts, then more bits."""
+    least = min(predictions, key=lambda row: row.step_seconds)
+    near = [row for row in predictions if not _is_shorter(least, row)]
     return min(
         near,
         key=lambda row: (
@@ -301,24 +306,24 @@ def _reason(question: Question, predictions: Sequence[Prediction], best: Predict
         if not lossy:
             return f"{text}; no codec was tried"
         faster = _faster_at_a_loss(predictions, best)
-        near = [row for row in lossy if row.efficiency <= best.efficiency + _WORTH]
+        near = [row for row in lossy if not _is_shorter(row, best)]
         if not near:
             return f"{text}{faster}"
-        most = max(near, key=lambda row: row.efficiency)
-        gain = 100 * (most.efficiency - best.efficiency)
-        if gain > -0.05:
+        most = min(near, key=lambda row: row.step_seconds)
+        longer = f"{100 * (most.step_seconds / best.step_seconds - 1):+.1f}"
+        if longer in ("+0.0", "-0.0"):
             return f"{text}; do not compress: {most.variant} would change nothing{faster}"
-        return f"{text}; do not compress: {most.variant} would change that by {gain:+.1f} points{faster}"
+        return f"{text}; do not compress: {most.variant} would change the step by {longer} %{faster}"
     codec = best.variant.codec
     warning = _warning_of_adam(question.profile, codec)
     if not dense:
         return f"{text}; without a codec was not tried{warning}"
     plain = max(dense, key=lambda row: row.efficiency)
-    gain = 100 * (best.efficiency - plain.efficiency)
+    seconds = f"{format_duration(plain.step_seconds)} instead of {format_duration(best.step_seconds)}"
+    sent = f"{format_bytes(plain.sent_bytes)} a worker instead of {format_bytes(best.sent_bytes)}"
     return (
-        f"{text}; compress: without, {_place(plain.network)} reach {_percent(plain.efficiency)}, {gain:.1f} points "
-        f"less, and a step sends {format_bytes(plain.sent_bytes)} a worker instead of {format_bytes(best.sent_bytes)}"
-        f"{warning}{_faster_at_a_loss(predictions, best)}"
+        f"{text}; compress: without, {_place(plain.network)} reach {_percent(plain.efficiency)}, and a step takes "
+        f"{seconds} and sends {sent}{warning}{_faster_at_a_loss(predictions, best)}"
     )
 
 
@@ -332,7 +337,7 @@ def _faster(predictions: Sequence[Prediction], best: Prediction) -> dict[str, fl
     """Returns the codecs that are faster than the one to take, each with its highest efficiency."""
     found: dict[str, float] = {}
     for row in predictions:
-        if row.efficiency > best.efficiency + _WORTH:
+        if _is_shorter(row, best):
             found[str(row.variant)] = max(found.get(str(row.variant), 0.0), row.efficiency)
     return found
 
@@ -404,7 +409,7 @@ def _place(network: Network) -> str:
 
 
 def _percent(share: float) -> str:
-    return f"{100 * share:.1f} %"
+    return f"{format_share(share)} %"
 
 
 def sweep(
@@ -441,13 +446,13 @@ def _as_scheduled(
 
 
 def pays_below(rows: Sequence[Prediction]) -> float | None:
-    """Of a sweep over bandwidths: the highest at which a codec gains more than a point; None: none does."""
+    """Of a sweep over bandwidths: the highest at which a codec has steps 1 % shorter; None: none does."""
     bandwidths = {row.network.bandwidth for row in rows}
     paying = []
     for bandwidth in bandwidths:
         here = [row for row in rows if row.network.bandwidth == bandwidth]
-        dense = [row.efficiency for row in here if not row.variant.lossy]
-        lossy = [row.efficiency for row in here if row.variant.lossy]
-        if dense and lossy and max(lossy) > max(dense) + _WORTH:
+        dense = [row for row in here if not row.variant.lossy]
+        lossy = [row for row in here if row.variant.lossy]
+        if dense and any(all(_is_shorter(row, other) for other in dense) for row in lossy):
             paying.append(bandwidth)
     return max(paying, default=None)

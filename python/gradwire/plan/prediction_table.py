@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from gradwire.settings.units import format_bytes, format_duration, format_rate
+from gradwire.settings.units import format_bytes, format_duration, format_rate, format_share
 from gradwire.terminal.wide_table import fits
 
 if TYPE_CHECKING:
@@ -77,8 +77,8 @@ def _cells(row: Prediction) -> dict[str, str]:
         "credit": "-" if credit is None else format_bytes(credit),
         "workers": str(row.network.workers),
         "link": format_rate(row.network.bandwidth),
-        "effi-\nciency": f"{100 * row.efficiency:.1f}%",
-        "bound": f"{100 * row.bound:.1f}%",
+        "effi-\nciency": f"{format_share(row.efficiency)}%",
+        "bound": f"{format_share(row.bound)}%",
         "step": format_duration(row.step_seconds),
         "interval": _interval(row),
         "exposed": format_duration(row.exposed_seconds),

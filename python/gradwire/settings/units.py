@@ -84,13 +84,14 @@ def parse_rate(text: str) -> int:
 def _format(value: float, units: list[tuple[float, str]]) -> str:
     """Writes value in the largest unit that leaves at least 1, with three significant digits."""
     scale, unit = next((row for row in units if abs(value) >= row[0]), units[-1])
-    return f"{_three_digits(value / scale)} {unit}"
+    return f"{_digits(value / scale, 3)} {unit}"
 
 
-def _three_digits(value: float) -> str:
+def _digits(value: float, count: int) -> str:
+    """Writes a number with so many significant digits, or all those before its point."""
     if value == 0:
         return "0"
-    decimals = max(0, 2 - math.floor(math.log10(abs(value))))
+    decimals = max(0, count - 1 - math.floor(math.log10(abs(value))))
     text = f"{value:.{decimals}f}"
     return text.rstrip("0").rstrip(".") if "." in text else text
 
@@ -103,6 +104,12 @@ def format_bytes(value: float) -> str:
 def format_duration(seconds: float) -> str:
     """Writes 0.0123 as "12.3 ms", 90 as "1.5 min"."""
     return _format(seconds, [(3600, "h"), (60, "min"), (1, "s"), (1e-3, "ms"), (1e-6, "us")])
+
+
+def format_share(share: float) -> str:
+    """Writes 0.987 as "98.7", per cent without their sign; below 1 %, two digits."""
+    per_cent = 100 * share
+    return f"{per_cent:.1f}" if per_cent >= 0.95 else _digits(per_cent, 2)
 
 
 def format_rate(bits_per_second: float) -> str:
