@@ -8,6 +8,7 @@ import statistics
 import pytest
 from gradwire.ab import conclusions
 from gradwire.ab.experiment import Run, RunFailed
+from gradwire.ab.names import link_name
 from gradwire.ab.summary import Outcome, summarise
 from gradwire.ab.target import accuracy_below, common_target, loss_above, seconds_to
 from gradwire.report.paired_statistics import Interval, mean_interval, seeds_to_decide
@@ -337,3 +338,10 @@ def test_so_many_seeds_do_decide() -> None:
 )
 def test_seconds_in_words(seconds: float, text: str) -> None:
     assert conclusions.write_seconds(seconds) == text
+
+
+@pytest.mark.parametrize(
+    ("link", "name"), [("100mbit", "100 Mbit/s"), ("999.9mbit", "1000 Mbit/s"), ("1tbit", "1000 Gbit/s")]
+)
+def test_a_link_is_named_without_an_exponent(link: str, name: str) -> None:
+    assert link_name(link) == name

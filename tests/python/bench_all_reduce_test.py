@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 from gradwire.bench import all_reduce, hosts, peer_openmpi, power_sgd, rounds, stores
 from gradwire.bench.launches import BenchFailed, Launch
+from gradwire.bench.page import facts_of
 from gradwire.bench.plan import UNSHAPED, AllReducePlan
 from gradwire.bench.system import PeerUnavailable
 from gradwire.stores import nccl
@@ -380,3 +381,9 @@ def test_ranks_find_rank_0_and_jobs_do_not_share_a_port() -> None:
     assert first(0)["MASTER_ADDR"] == "127.0.0.1"
     assert first(0)["WORLD_SIZE"] == "2"
     assert first(0)["MASTER_PORT"] != second(0)["MASTER_PORT"]
+
+
+def test_a_page_tells_how_many_launches_there_were() -> None:
+    """Each does a round, so there are no more of them than rounds."""
+    told = facts_of(plan(repeat=2, launches=5))["rounds"]
+    assert told == "2 timed of each system, in 2 launches that took turns"

@@ -282,6 +282,14 @@ def test_the_command_makes_shows_enters_and_removes() -> None:
     assert not remains_of(made["lab"])
 
 
+def test_a_record_that_cannot_be_written_is_refused_before_a_lab_is_made(tmp_path: Path) -> None:
+    """Else the lab would stay, and nobody be told its name."""
+    words = [*COMMAND, "up", "--json", str(tmp_path / "none" / "lab.json")]
+    refused = subprocess.run(words, capture_output=True, text=True)
+    assert refused.returncode == 2
+    assert "there is no folder" in refused.stderr
+
+
 @needs_hosts
 def test_an_unknown_program_is_named() -> None:
     with NetLab(hosts=1) as one, pytest.raises(FileNotFoundError, match="no-such-program"):

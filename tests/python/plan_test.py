@@ -402,8 +402,8 @@ def test_with_adam_a_codec_that_keeps_the_loss_is_recommended_and_the_faster_one
     assert re.search(r"faster, and may cost loss: nf2 [\d.]+ %, nf4 [\d.]+ %", found.reason)
     start, compare = found.next_steps
     assert re.match(
-        r"Start on 16 hosts, the first 8 for workers: (GRADWIRE_\w+=\d+ )*gradwire run -n 8 -s 8 --launcher ssh -H HOST1,HOST2,... "
-        r"--compression int8 python train\.py",
+        r"Start on 16 hosts, the first 8 for workers: (GRADWIRE_\w+=\d+ )*gradwire run -n 8 -s 8 --launcher ssh "
+        r"-H HOST1,HOST2,... --compression int8 python train\.py",
         start,
     )
     assert "gradwire ab -n 2 --arm none --arm int8 --arm nf2 --arm nf4 --bandwidth 200mbit" in compare
@@ -461,6 +461,12 @@ def test_a_sweep_says_how_far_it_is(
     assert said[21] == "gradwire: plan: 21 of 22 predicted; int8 with 8 workers, links of 100gbit"
     assert len(rows) == 22
     assert said[22] == "gradwire: plan: 0 of 10 predicted; none with 8 peers"
+
+
+def test_what_is_given_twice_is_tried_once() -> None:
+    once = ["--codec", "int8", "--placement", "peers"]
+    done = gradwire("--model", "vgg16", *once, *once, "--json", "-")
+    assert len(json.loads(done.stdout)["predictions"]) == 1
 
 
 def test_a_codec_is_refused_before_a_command_is_profiled(tmp_path: Path) -> None:

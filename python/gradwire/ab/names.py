@@ -25,4 +25,4 @@ def link_name(link: str) -> str:
     except ValueError:
         return link
     unit, name = (1e9, "Gbit/s") if rate >= 1e9 else (1e6, "Mbit/s") if rate >= 1e6 else (1e3, "kbit/s")
-    return f"{rate / unit:.3g} {name}"
+    return f"{float(f'{rate / unit:.3g}'):g} {name}"  # 1000, not 1e+03

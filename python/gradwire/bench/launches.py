@@ -142,7 +142,7 @@ def take_turns(
     # How many mirrors there are is each system's own.
     settings = plan.environment | {"GRADWIRE_REPLICAS": ""}
     check_job([sys.executable, "-m", "gradwire.bench.worker"], plan.ranks, None, settings)
-    launches = min(plan.launches, plan.repeat)
+    launches = plan.launch_count
     counts = [plan.repeat * (i + 1) // launches - plan.repeat * i // launches for i in range(launches)]
     turns = Turns([[] for _ in systems], {})
     for number, count in enumerate(counts, start=1):

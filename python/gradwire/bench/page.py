@@ -37,7 +37,7 @@ def facts_of(plan: RoundPlan) -> dict[str, str]:
     return {
         "command": shlex.join(["gradwire", *sys.argv[1:]]),
         "machine": ", ".join(f"{name} {value}" for name, value in machine_description().items()),
-        "rounds": f"{plan.repeat} timed of each system, in {plan.launches} launches that took turns",
+        "rounds": f"{plan.repeat} timed of each system, in {plan.launch_count} launches that took turns",
         "ended": time.strftime("%Y-%m-%d %H:%M:%S %z"),
         "gradwire": gradwire_version(),
     }

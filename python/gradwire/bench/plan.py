@@ -73,6 +73,11 @@ class RoundPlan:
     def elements(self) -> int:
         return self.gradient_bytes // 4
 
+    @property
+    def launch_count(self) -> int:
+        """How many jobs of each system there are: each does a round at least."""
+        return min(self.launches, self.repeat)
+
     def wire_limit(self, pushed: int, replied: int) -> float | None:
         """Returns the seconds that the links need for one round; None where they are not shaped.
 

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 from dataclasses import asdict
 from ipaddress import IPv4Network
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -15,6 +13,7 @@ import typer
 from gradwire.netlab import remains
 from gradwire.netlab.lab import NetHost, NetLab, NetLabUnavailable
 from gradwire.terminal.help_page import Group
+from gradwire.terminal.json_option import JsonOption, write_json
 
 app = typer.Typer(
     name="netlab",
@@ -23,19 +22,12 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help="Make virtual hosts: network namespaces on one bridge, with links of a given rate. Needs root.",
 )
-JsonOption = Annotated[
-    str | None, typer.Option("--json", metavar="FILE", help="Write a JSON record to FILE; - is stdout.")
-]
 
 
 def _report(record: Any, text: str, file: str | None) -> None:
-    if file is not None:
-        encoded = json.dumps(record, indent=2) + "\n"
-        if file == "-":
-            sys.stdout.write(encoded)
-            return
-        Path(file).write_text(encoded, encoding="utf-8")
-    print(text)
+    write_json(record, file)
+    if file != "-":
+        print(text)
 
 
 def _fail(message: str) -> typer.Exit:

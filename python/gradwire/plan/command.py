@@ -273,7 +273,9 @@ def plan(
     _check_source(model, step_time, copies, profile_file)
     seconds = None if step_time is None else parse_duration(step_time)
     rate, delay = float(parse_rate(bandwidth)), parse_duration(latency)
-    places = tuple(simulation.placement_of(text) for text in placements or ("peers", "servers"))
+    places = tuple(
+        simulation.placement_of(text) for text in dict.fromkeys(placements or ("peers", "servers"))
+    )
     if servers is not None and not {"servers", "beside"} & set(places):
         raise ValueError(
             f"plan: -s {servers} needs --placement servers or beside: each peer is one, and a ring has none"
@@ -297,7 +299,7 @@ def plan(
         servers=servers,
         bandwidth=rate,
         latency=delay,
-        codecs=tuple(codecs or ()),
+        codecs=tuple(dict.fromkeys(codecs or ())),
         placements=places,
         schedule=simulation.Schedule(
             per_layer=not drain and not profile.is_ddp,
