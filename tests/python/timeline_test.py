@@ -486,6 +486,38 @@ def test_one_step_can_be_asked_for() -> None:
         summarise(merged, 9)
 
 
+@pytest.mark.parametrize(
+    ("steps", "asked", "unended", "said"),
+    [
+        (4, None, [], ""),
+        (4, 2, [], ""),
+        (
+            4,
+            3,
+            [0, 1],
+            "No end is known of this step of worker 0 and worker 1: it is the last that was traced.",
+        ),
+        (
+            1,
+            None,
+            [0, 1],
+            "No end is known of this step of worker 0 and worker 1: it is the last that was traced.",
+        ),
+        (2, None, [], "These are figures of the first step alone"),
+    ],
+)
+def test_a_step_that_says_little_of_others_is_told(
+    tmp_path: Path, steps: int, asked: int | None, unended: list[int], said: str
+) -> None:
+    write_trace(merge(two_workers(steps=steps)), tmp_path / "out.json")
+    words = [] if asked is None else ["--step", str(asked)]
+    shown = gradwire("timeline", str(tmp_path / "out.json"), *words).stdout
+    told = [text for text in ("No end is known", "These are figures of the first") if text in shown]
+    assert told == ([said[: len(told[0])]] if said else [])
+    assert said in shown
+    assert summarise(merge(two_workers(steps=steps)), asked).record()["unended"] == unended
+
+
 def without_step(worker: int, *steps: int) -> list[Part]:
     parts = two_workers()
     parts[worker].rows = [r for r in parts[worker].rows if r[6] not in steps]

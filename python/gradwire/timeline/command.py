@@ -36,7 +36,7 @@ def show(summary: Summary, console: Console) -> None:
     """Prints the tables, and conclusions below them, on a plain_console()."""
     print_table(_workers_table(summary), console)
     print_table(_stages_table(summary), console)
-    for text in [*conclusions(summary), *_without_the_step(summary), *reservations(summary.timeline)]:
+    for text in [*conclusions(summary), *_of_which_steps(summary), *reservations(summary.timeline)]:
         console.print(text, highlight=False, soft_wrap=True)
 
 
@@ -110,11 +110,26 @@ def conclusions(summary: Summary) -> list[str]:
     return texts
 
 
-def _without_the_step(summary: Summary) -> list[str]:
+def _of_which_steps(summary: Summary) -> list[str]:
+    """Says what the figures are not of, where that is not what a reader would expect."""
+    texts = []
     idle = [f"worker {rank.rank}" for rank in summary.workers if not rank.steps]
-    if not idle or summary.step is None:
-        return []
-    return [f"Without step {summary.step}: {_listed(idle)}. The figures are those of the other workers."]
+    if idle and summary.step is not None:
+        texts.append(
+            f"Without step {summary.step}: {_listed(idle)}. The figures are those of the other workers."
+        )
+    if summary.unended:
+        workers = _listed([f"worker {rank}" for rank in summary.unended])
+        texts.append(
+            f"No end is known of this step of {workers}: it is the last that was traced. It is counted up to its last "
+            "exchange, so what was computed after that is missing."
+        )
+    elif summary.step is None and summary.first_step is None:
+        texts.append(
+            "These are figures of the first step alone, in which keys are declared and connections made: trace more "
+            "steps."
+        )
+    return texts
 
 
 def reservations(timeline: Timeline) -> list[str]:

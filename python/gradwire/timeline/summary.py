@@ -101,6 +101,8 @@ class Summary:
     Attributes:
         step: the number of the one step asked for; None: the mean of all whole ones but the first.
         first_step: left out of the mean; None: it is not, as one step was asked for, or there is no other.
+        unended: workers of which the last step that was traced counts, as it was asked for or is the only one. It ends
+            with its last exchange, so that what was computed after that is missing.
     """
 
     timeline: Timeline
@@ -109,6 +111,7 @@ class Summary:
     ranks: list[RankTime]
     waiting_for: WaitingFor | None
     longest_tensor: LongestTensor | None
+    unended: list[int]
 
     @property
     def workers(self) -> list[RankTime]:
@@ -134,6 +137,7 @@ class Summary:
             "step": self.step,
             "first_step": None if self.first_step is None else asdict(self.first_step),
             "steps": max((rank.steps for rank in self.workers), default=0),
+            "unended": self.unended,
             "ranks": [asdict(rank) for rank in self.ranks],
             **facts,
         }
@@ -169,6 +173,7 @@ def summarise(timeline: Timeline, step: int | None = None) -> Summary:
         [*workers, *servers],
         _waiting_for(spans_of, chosen),
         _longest_tensor(users_tier(timeline), chosen),
+        [worker for worker, steps in chosen.items() if any(step.is_last for step in steps)],
     )
 
 
