@@ -85,13 +85,13 @@ MOST_FILES = 35  # of a room
 DOORS = {"kv": "stores", "sparse": "stores", "collectives": "stores"}
 PACKAGES: dict[str, set[str]] = {
     "compress": set(),
-    "report": set(),
     "samplers": set(),
     "settings": set(),
     "torch_backend": set(),
     "metrics": {"settings"},
     "gathered_sum": {"compress"},
     "terminal": {"settings"},
+    "report": {"terminal"},
     "netlab": {"settings", "terminal"},
     "codec_listing": {"terminal"},
     "timeline": {"report", "settings", "terminal"},

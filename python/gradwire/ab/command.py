@@ -156,12 +156,13 @@ def run_experiment(plan: Plan, target: float | None, json_file: str | None, cons
         return Ended(outcome, interrupted.exit_code, "; ".join([str(interrupted), *written.lost]))
     if misuse:
         return Ended(outcome, MISUSE, misuse)
+    return _ended_by_itself(written, ended, expected)
+
+
+def _ended_by_itself(written: _Written, ended: Sequence[Run | RunFailed], expected: int) -> Ended:
+    outcome = written.outcome
     if written.lost:
         return Ended(outcome, 1, "; ".join(written.lost))
-    return _ended_by_itself(outcome, ended, expected)
-
-
-def _ended_by_itself(outcome: Outcome, ended: Sequence[Run | RunFailed], expected: int) -> Ended:
     failures = [run for run in ended if isinstance(run, RunFailed)]
     if not failures:
         return Ended(outcome)
