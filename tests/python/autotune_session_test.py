@@ -142,6 +142,7 @@ def test_a_job_that_fails_at_first_is_an_error_and_later_ends_the_search() -> No
     outcome = one.run()
     assert len(outcome.trials) == 4
     assert "the search ended early" in outcome.record()["notes"][0]
+    assert one.watcher.texts[-1] == f"NOTE: {outcome.notes[0]}"  # type: ignore[attr-defined]
 
 
 # Where it begins

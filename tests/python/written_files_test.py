@@ -183,3 +183,24 @@ def test_a_record_that_only_its_owner_may_read_stays_so(tmp_path: Path) -> None:
     file.touch(mode=0o600)
     write_json({}, str(file))
     assert file.stat().st_mode & 0o777 == 0o600
+
+
+SMALL = ("-n", "1", "--bytes", "4KB", "--repeat", "1")
+
+
+@pytest.mark.parametrize(
+    ("words", "shown"),
+    [
+        (("plan", "--model", "vgg16", "--codec", "int8", "--placement", "peers"), "int8 with 8 peers"),
+        (("bench", "ps", *SMALL), "gradwire none"),
+        (("bench", "allreduce", *SMALL), "gradwire allreduce"),
+    ],
+)
+def test_results_are_shown_where_their_record_cannot_be_written(words: tuple[str, ...], shown: str) -> None:
+    command = [sys.executable, "-m", "gradwire.cli", *words, "--json", "/dev/full"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS, check=False)
+    assert done.returncode == 1
+    assert done.stderr.endswith("gradwire: --json /dev/full cannot be written (No space left on device)\n"), (
+        done.stderr
+    )
+    assert shown in done.stdout

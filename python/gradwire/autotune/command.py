@@ -121,14 +121,14 @@ def tune(
         say(str(failure))
         raise typer.Exit(failure.exit_code) from None
     record = outcome.record() | facts
-    write_json(record, json_file)
     page = None
     try:
+        write_json(record, json_file)
         if report is not None:
             from gradwire.autotune.page import write_page
 
             page = write_page(report, outcome, facts, record)
-    finally:  # a page that cannot be written costs itself alone
+    finally:  # a file that cannot be written costs itself alone
         _show(outcome, json_file, console)
     if page is not None:
         console.print(f"report: {page}", highlight=False, soft_wrap=True)

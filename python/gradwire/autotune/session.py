@@ -62,6 +62,7 @@ class Session:
                 raise
             search.is_interrupted = True
             self.notes.append(f"the search ended early: under the defaults, which had run before, {failure}")
+            self.watcher.says(f"NOTE: {self.notes[-1]}")
         return Outcome(search, tuple(self.done), tuple(self.notes))
 
     def _begin(self) -> Sequence[Setting]:

@@ -310,9 +310,12 @@ def ps(
         mxnet_python=mxnet_python,
     )
     records, troubles = measure(plan, say)
-    write_json(records, json_file)
-    if measured := _measured(records):
-        plain_console(json_file).print(servers_table(measured))
+    measured = _measured(records)
+    try:
+        write_json(records, json_file)
+    finally:  # a file that cannot be written costs itself alone
+        if measured:
+            plain_console(json_file).print(servers_table(measured))
     _expect_success("ps", measured, troubles)
 
 
@@ -506,16 +509,17 @@ def all_reduce(
         mxnet_python=mxnet_python,
     )
     records, troubles = measure(plan, say)
-    write_json(records, json_file)
-    if measured := _measured(records):
-        console = plain_console(json_file)
-        try:
-            if report is not None:
-                facts = page.facts_of(plan)
-                if troubles:
-                    facts["failed"] = "; ".join(map(str, troubles))
-                say(f"wrote {page.write_page(report, measured, facts)}")
-        finally:  # a page that cannot be written costs itself alone
+    measured = _measured(records)
+    console = plain_console(json_file)
+    try:
+        write_json(records, json_file)
+        if report is not None and measured:
+            facts = page.facts_of(plan)
+            if troubles:
+                facts["failed"] = "; ".join(map(str, troubles))
+            say(f"wrote {page.write_page(report, measured, facts)}")
+    finally:  # a file that cannot be written costs itself alone
+        if measured:
             console.print(all_reduce_table(measured))
             if speed_titles(measured):
                 console.print(speed_table(measured))

@@ -377,12 +377,14 @@ def _predict(
     if sweep is not None:
         rows, interrupted = _sweep(question, sweep, costs)
         record["sweep"] = [row.record() for row in rows]
-        if svg is not None and rows:
+    try:
+        write_json(record, json_file)
+        if svg is not None and sweep is not None and rows:
             svg.write_text(chart_of(rows, sweep), encoding="utf-8")
-    write_json(record, json_file)
-    _show(found, question, console, notes)
-    if sweep is not None and rows:
-        _show_sweep(rows, sweep, console)
+    finally:  # a file that cannot be written costs itself alone
+        _show(found, question, console, notes)
+        if sweep is not None and rows:
+            _show_sweep(rows, sweep, console)
     if interrupted:
         say("plan: stopped by SIGINT before the sweep was complete")
         raise typer.Exit(128 + signal.SIGINT)
