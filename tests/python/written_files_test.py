@@ -166,6 +166,13 @@ def test_a_page_that_does_not_fit_leaves_the_one_before(tmp_path: Path, little_s
     assert (tmp_path / "index.html").read_text() == "one"
 
 
+def test_a_page_may_name_a_folder_whose_name_is_no_text(tmp_path: Path) -> None:
+    """It names the command; `gradwire ab` ended after its first run."""
+    folder = tmp_path / os.fsdecode(b"r\xff")
+    page = write_document(folder, f"--report {folder.name}")
+    assert page.read_text() == "--report r?"
+
+
 def test_records_go_to_pipes_and_links_too(tmp_path: Path) -> None:
     file, link = tmp_path / "record.json", tmp_path / "link.json"
     link.symlink_to(file)

@@ -9,19 +9,20 @@ from pathlib import Path
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Writes text beside path, and then puts it in path's place.
+    """Writes text beside path, and then puts it in path's place. What UTF-8 lacks, as a file name's odd byte, becomes "?".
 
     Links, devices and pipes, and a file in a folder in which no other can be made, are written in place.
 
     Raises: OSError: it cannot be written.
     """
+    coded = text.encode("utf-8", errors="replace")
     is_plain = path.is_file() or not path.exists()
     if path.is_symlink() or not is_plain or not os.access(path.parent, os.W_OK):
-        path.write_text(text, encoding="utf-8")
+        path.write_bytes(coded)
         return
     draft = path.with_name(f".gradwire-{os.getpid()}.unfinished")
     try:
-        draft.write_text(text, encoding="utf-8")
+        draft.write_bytes(coded)
         if path.exists():
             shutil.copymode(path, draft)
         os.replace(draft, path)
