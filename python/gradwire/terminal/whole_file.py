@@ -9,9 +9,10 @@ from pathlib import Path
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Writes text beside path, and then puts it in path's place. What UTF-8 lacks, as a file name's odd byte, becomes "?".
+    """Writes text beside path, and then puts it in path's place.
 
-    Links, devices and pipes, and a file in a folder in which no other can be made, are written in place.
+    What UTF-8 lacks, such as an odd byte of a file's name, becomes "?". Links, devices and pipes, and a file in
+    a folder in which no other can be made, are written in place.
 
     Raises: OSError: it cannot be written.
     """
