@@ -102,7 +102,7 @@ def start_timeline(file_path: str, mark_cycles: bool = False) -> None:
     """Makes rank 0 record when each of its operations is negotiated and run. Ends an earlier recording.
 
     Args:
-        file_path: file that stop_timeline(), or shutdown(), writes: a trace for chrome://tracing or Perfetto.
+        file_path: file that is written while the job runs: a trace for chrome://tracing or Perfetto.
         mark_cycles: also record rounds of negotiation. Default: False.
 
     Raises: OSError: rank 0 cannot write the file.
@@ -111,7 +111,7 @@ def start_timeline(file_path: str, mark_cycles: bool = False) -> None:
 
 
 def stop_timeline() -> None:
-    """Writes the file that start_timeline() was given."""
+    """Ends the file that start_timeline() was given."""
     session.current().timeline.stop()
 
 

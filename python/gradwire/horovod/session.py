@@ -103,7 +103,7 @@ def begin(open_store: Callable[[], kv.KVStore], library: ArrayLibrary) -> None:
             "'allreduce' or 'dist_sync' before init(), or none"
         )
     store, place = _meet(store)
-    timeline = Timeline()
+    timeline = Timeline(lambda text: _tell(store, text))
     executor = Execution(store, library, timeline, given.fusion_bytes)
     coordinator = Coordinator(store, executor, timeline, cycle_seconds=given.cycle_seconds)
     _session = Session(store, place, coordinator, timeline, library)
