@@ -14,6 +14,8 @@ from integration.torch_jobs import CaseJob, case_names
 
 PROGRAMS = [Path(__file__).with_name(name) for name in ("horovod_cases.py", "horovod_training_cases.py")]
 RANKS = (2, 3)
+CASES = {program: case_names(program) for program in PROGRAMS}
+CASES[PROGRAMS[1]] += case_names(Path(__file__).with_name("horovod_sparse_cases.py"))
 
 
 @functools.cache
@@ -25,7 +27,7 @@ def job_of(program: Path, ranks: int) -> CaseJob:
 @pytest.mark.parametrize("ranks", RANKS)
 @pytest.mark.parametrize(
     ("program", "name"),
-    [pytest.param(program, name, id=name) for program in PROGRAMS for name in case_names(program)],
+    [pytest.param(program, name, id=name) for program, names in CASES.items() for name in names],
 )
 def test_case(program: Path, name: str, ranks: int) -> None:
     job = job_of(program, ranks)

@@ -110,6 +110,41 @@ def test_a_gather_fails_while_a_rank_has_joined() -> None:
     assert "allgather 'g': rank 1 has called join()" in str(refused.error)
 
 
+def rows_of(name: str) -> Request:
+    specs = (TensorSpec("int64", (2, 1)), TensorSpec("float32", (2, 4)))
+    return Request("allgather", f"{name}.rows", tensors=specs, dense_name=name)
+
+
+def test_zeros_for_a_gradient_that_is_sparse_elsewhere_are_given_back() -> None:
+    negotiation = Negotiation(3)
+    unused = allreduce("w", 6, 4, is_unused=True)
+    assert not negotiation.take([[unused], [], []])  # it may be dense elsewhere
+    (early,) = negotiation.take([[], [rows_of("w")], []])
+    (late,) = negotiation.take([[], [], [unused]])
+    for response, rank in ((early, 0), (late, 2)):
+        assert (response.key.kind, response.is_gathered, list(response.requests)) == (
+            "allreduce",
+            True,
+            [rank],
+        )
+    (gathered,) = negotiation.take([[rows_of("w")], [], [rows_of("w")]])
+    assert gathered.error is None
+    assert not negotiation.missing()
+    (summed,) = negotiation.take([[unused], [allreduce("w", 6, 4)], [unused]])  # dense from now on
+    assert summed.error is None
+    assert not summed.is_gathered
+
+
+def test_a_gradient_that_is_dense_and_sparse_fails_on_all() -> None:
+    negotiation = Negotiation(3)
+    assert not negotiation.take([[allreduce("w", 6, 4)], [], []])
+    assert not negotiation.take([[], [rows_of("w")], []])
+    responses = negotiation.take([[], [], [rows_of("w")]])
+    assert names(responses) == ["w", "w.rows"]
+    assert all("dense on rank 0 and sparse on rank 1" in str(response.error) for response in responses)
+    assert not negotiation.missing()
+
+
 def test_process_sets_are_added_used_and_removed() -> None:
     negotiation = Negotiation(3)
     add = Request("add_process_set", "", ranks=(0, 2))
@@ -135,7 +170,10 @@ def test_sets_of_other_ranks_on_other_ranks_are_an_error_on_all() -> None:
 def test_an_announcement_comes_back_as_it_went() -> None:
     given = Announcement(
         [
-            allreduce('w\u00fcrfel "x"', 3, 4, prescale=0.1, codec="2bit:threshold=auto exact"),
+            allreduce(
+                'w\u00fcrfel "x"', 3, 4, prescale=0.1, codec="2bit:threshold=auto exact", is_unused=True
+            ),
+            rows_of("table"),
             Request("alltoall", "t", 2, (TensorSpec("int64", ()),), splits=(1, 0), ranks=(4,), root=3),
         ],
         leaves=True,

@@ -27,7 +27,9 @@ def test_events_are_in_the_file_as_they_happen(tmp_path: Path) -> None:
     trace.cycle_begins()
     operation(trace, "weight")
     so_far = path.read_text()
-    assert [event["name"] for event in json.loads(so_far + "]")][1:4] == [  # viewers add the bracket themselves
+    assert [event["name"] for event in json.loads(so_far + "]")][
+        1:4
+    ] == [  # viewers add the bracket themselves
         *("CYCLE_START", "process_name", "NEGOTIATE_ALLREDUCE")
     ]
     assert [event["ph"] for event in json.loads(so_far + "]")][-4:] == ["B", "E", "B", "E"]

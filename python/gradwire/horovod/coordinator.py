@@ -210,10 +210,16 @@ class Coordinator:
                 self._warned.discard(key)
         for key in handles:
             self.timeline.negotiation_ends(key)
+        to_run = []
         for response in responses:
-            if response.error is not None and (handle := handles.get(response.key)) is not None:
+            handle = handles.get(response.key)
+            if response.error is None and not response.is_gathered:
+                to_run.append(response)
+            elif handle is not None and response.error is not None:
                 handle.fail(HorovodInternalError(response.error))
-        self._executor.execute([response for response in responses if response.error is None], handles)
+            elif handle is not None:
+                handle.complete(lambda: None)
+        self._executor.execute(to_run, handles)
         with self._changed:
             for key in [key for key, handle in self._under_way.items() if handle.done()]:
                 del self._under_way[key]

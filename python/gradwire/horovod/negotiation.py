@@ -7,6 +7,9 @@ differ in a shape or a type is ready too, as an error that is the same on all.
 
 Ranks without data left (join) count as having asked for every sum, and give zeros.
 
+Only a rank that has a gradient knows whether it is sparse. One that has not used the parameter submits a sum of zeros;
+if others gather rows, that sum is given back, and the rank gathers no rows in its place.
+
 Pure: no thread, no I/O, no clock.
 """
 
@@ -31,6 +34,7 @@ class Response:
         error: what to fail with instead, the same text on all ranks.
         value: what it comes to where nothing has to run: the id of a set that was added (None: there is one of these
             ranks), whether one was removed, the rank that joined last.
+        is_gathered: of a sum of zeros: it is not run, since other ranks gather the gradient's rows.
     """
 
     key: Key
@@ -38,6 +42,7 @@ class Response:
     members: tuple[int, ...]
     error: str | None = None
     value: int | bool | None = None
+    is_gathered: bool = False
 
     @property
     def request(self) -> Request:
@@ -57,6 +62,7 @@ class Negotiation:
         self.process_sets: dict[int, tuple[int, ...]] = {GLOBAL_SET: tuple(range(ranks))}
         self.joined: list[int] = []
         self._pending: dict[Key, dict[int, Request]] = {}  # and by rank
+        self._rows: dict[Key, Key] = {}  # gathers of sparse gradients that wait, by the sum in their place
         self._next_set = GLOBAL_SET + 1
 
     def take(self, announced: Sequence[Sequence[Request]]) -> list[Response]:
@@ -71,6 +77,7 @@ class Negotiation:
                         self._try(key, ready)
                 else:
                     self._try(request.key, ready)
+                self._part_dense_from_sparse(request, ready)
         return ready
 
     def missing(self) -> dict[Key, tuple[list[int], list[int]]]:
@@ -95,6 +102,28 @@ class Negotiation:
         ready.append(self._response(key, dict(sorted(requests.items()))))
         if key.kind == "remove_process_set":
             self._drop_orphans(ready)
+
+    def _part_dense_from_sparse(self, request: Request, ready: list[Response]) -> None:
+        """A gradient that is dense on some ranks and sparse on others is asked for by two keys, of which neither would
+        ever be ready.
+        """
+        if request.dense_name:
+            self._rows[Key(request.process_set, "allreduce", request.dense_name)] = request.key
+        for dense, rows in list(self._rows.items()):
+            if (of_rows := self._pending.get(rows)) is None:
+                del self._rows[dense]
+            elif (sums := self._pending.get(dense)) is None:
+                continue
+            elif all(one.is_unused for one in sums.values()):
+                del self._pending[dense]
+                ready.append(Response(dense, sums, self.members(dense), is_gathered=True))
+            elif not self._absent(dense, sums | of_rows):
+                del self._pending[dense], self._pending[rows], self._rows[dense]
+                error = (
+                    f"{dense}: the gradient is dense on rank {min(sums)} and sparse on rank {min(of_rows)}; give "
+                    "DistributedOptimizer sparse_as_dense=True on all ranks"
+                )
+                ready += (Response(key, sums, self.members(key), error) for key in (dense, rows))
 
     def _response(self, key: Key, requests: dict[int, Request]) -> Response:
         members = self.members(key)

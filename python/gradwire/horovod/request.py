@@ -72,6 +72,9 @@ class Request:
         codec: spec and reply of the codec by which a sum travels; empty: exact.
         splits: rows for each member, of an alltoall. Ranks may differ in it.
         ranks: members of a process set that is to be added, or the id of one to be removed.
+        dense_name: of a gather that carries the rows of a sparse gradient: the name of the sum that a rank submits in
+            its place if its gradient is dense.
+        is_unused: of a sum: its zeros stand for a gradient that this rank does not have, so it may be sparse elsewhere.
     """
 
     kind: Kind
@@ -85,6 +88,8 @@ class Request:
     codec: str = ""
     splits: tuple[int, ...] = ()
     ranks: tuple[int, ...] = ()
+    dense_name: str = ""
+    is_unused: bool = False
 
     @property
     def key(self) -> Key:
@@ -120,8 +125,11 @@ def _request(
     codec: str,
     splits: Sequence[int],
     ranks: Sequence[int],
+    dense_name: str,
+    is_unused: bool,
 ) -> Request:
     specs = tuple(TensorSpec(dtype, tuple(shape)) for dtype, shape in tensors)
     return Request(
-        *(kind, name, process_set, specs, op, prescale, postscale, root, codec, tuple(splits), tuple(ranks))
+        *(kind, name, process_set, specs, op, prescale, postscale, root, codec, tuple(splits), tuple(ranks)),
+        *(dense_name, is_unused),
     )

@@ -24,7 +24,7 @@ from gradwire.horovod.process_sets import ProcessSet, global_process_set
 from gradwire.horovod.submission import synchronize
 from gradwire.horovod.torch.compression import Compression
 from gradwire.horovod.torch.sent_gradients import SentGradients
-from gradwire.horovod.torch.sparse_sums import sparse_allreduce_async
+from gradwire.horovod.torch.sparse_sums import no_rows, sum_rows
 from gradwire.horovod.torch.sums import allreduce, submit_sum
 from gradwire.stores.codec_choice import chosen
 from gradwire.torch import closures, optimizer_wrapper
@@ -185,6 +185,10 @@ class Distributed(optimizer_wrapper.Front):
         self._sparse_as_dense, self._process_set = sparse_as_dense, process_set
         self._passes: dict[torch.Tensor, int] = {}  # that are left, by parameter
         self._sums: dict[Group, Callable[[], None]] = {}  # under way: what waits for each
+        self._unused: list[
+            Group
+        ] = []  # of these: zeros for gradients that other ranks may have, dense or sparse
+        self._sparse_dims: dict[torch.Tensor, int] = {}  # of parameters whose last sum was sparse
         self._sent = SentGradients()
         self._has_warned = False
         self._synchronized, self._synchronizes = False, True
@@ -258,8 +262,7 @@ class Distributed(optimizer_wrapper.Front):
                 self._sent.note(group)
 
     def _send(self, group: Group) -> None:
-        # Zeros where there is none: another rank may have used the parameter.
-        gradients = {p: torch.zeros_like(p, requires_grad=False) if p.grad is None else p.grad for p in group}
+        gradients = {p: self._zeros(p) if p.grad is None else p.grad for p in group}
         dense = {p: g for p, g in gradients.items() if self._sparse_as_dense or not g.is_sparse}
         waits = [self._send_sparse(p, g) for p, g in gradients.items() if p not in dense]
         if dense:
@@ -272,21 +275,35 @@ class Distributed(optimizer_wrapper.Front):
 
         self._sums[group] = finish
 
+    def _zeros(self, parameter: torch.Tensor) -> torch.Tensor:
+        """What stands for a gradient that this rank does not have: another rank may have used the parameter."""
+        if (sparse_dim := self._sparse_dims.get(parameter)) is not None and not self._sparse_as_dense:
+            return no_rows(parameter, sparse_dim)
+        return torch.zeros_like(parameter, requires_grad=False)
+
     def _send_sparse(self, parameter: torch.Tensor, gradient: torch.Tensor) -> Callable[[], None]:
-        wait = sparse_allreduce_async(gradient, self._parameter_names[parameter], self._op, self._process_set)
+        name, dense_name = self._parameter_names[parameter], self._sum_of(parameter)[0]
+        wait = sum_rows(gradient, name, self._op, self._process_set, dense_name)
 
         def finish() -> None:
-            parameter.grad = wait()
+            total = wait()
+            parameter.grad, self._sparse_dims[parameter] = total, total.sparse_dim()
 
         return finish
 
-    def _send_dense(self, gradients: Mapping[torch.Tensor, torch.Tensor]) -> Callable[[], None]:
-        first = next(iter(gradients))
+    def _sum_of(self, first: torch.Tensor) -> tuple[str, Any, str]:
+        """The name of a dense sum, its compressor and codec, by its first parameter."""
         name = self._parameter_names[first]
         own = self._codecs.of(name, first)
         compressor = self._compressor if own is None and first.numel() else NoneCompressor
-        if codec := codec_text(compressor):
-            name = self._compressed_name(name)
+        codec = codec_text(compressor)
+        return self._compressed_name(name) if codec else name, compressor, codec
+
+    def _send_dense(self, gradients: Mapping[torch.Tensor, torch.Tensor]) -> Callable[[], None]:
+        first = next(iter(gradients))
+        name, compressor, codec = self._sum_of(first)
+        if is_unused := first.grad is None and self._group_of[first] == (first,):
+            self._unused.append((first,))
         # A copy: p.grad may be moved (share_memory_(), a queue of torch.multiprocessing) while the engine writes.
         given = [g.to_dense() if g.is_sparse else g.detach().clone() for g in gradients.values()]
         changed = [compressor.compress(gradient) for gradient in given]
@@ -301,11 +318,15 @@ class Distributed(optimizer_wrapper.Front):
             in_place=True,
             codec=codec,
             priority=self._priorities[first],
+            is_unused=is_unused,
         )
 
         def finish() -> None:
-            totals = synchronize(handle)
+            if (totals := synchronize(handle)) is None:  # other ranks gather rows
+                self._sums[(first,)] = self._send_sparse(first, no_rows(first, 1))
+                return
             for (p, given), total, (_, ctx) in zip(gradients.items(), totals, changed, strict=True):
+                self._sparse_dims.pop(p, None)
                 if not _takes_part(p):  # frozen, in a group with others
                     continue
                 gradient = compressor.decompress(total, ctx)
@@ -336,6 +357,9 @@ class Distributed(optimizer_wrapper.Front):
         """
         self._warn_of_changes()
         try:
+            while self._unused:  # all before any other, since other ranks wait for rows in another order
+                self._sums[self._unused[0]]()
+                del self._unused[0]
             for finish in self._sums.values():
                 finish()
         except KeyboardInterrupt:
@@ -362,6 +386,7 @@ class Distributed(optimizer_wrapper.Front):
     def forget_sums(self) -> None:
         """Drops sums in progress without waiting: before shutdown(), when training returns to an earlier state."""
         self._sums.clear()
+        self._unused.clear()
         self._sent.forget()
         self.set_backward_passes_per_step(self.backward_passes_per_step)
 
@@ -445,8 +470,11 @@ class Distributed(optimizer_wrapper.Front):
     # Torch wraps step() of classes that do not say so, to call the hooks of the user; super().step() calls them.
     step.hooked = True  # type: ignore[attr-defined]
 
-    def zero_grad(self, set_to_none: bool = True) -> None:
+    def zero_grad(self, set_to_none: bool | None = None) -> None:
         """As torch's.
+
+        Args:
+            set_to_none: as the wrapped class's zero_grad() has it. Default: that one's.
 
         Raises: AssertionError: sums are in progress, and would be added to nothing.
         """
@@ -455,7 +483,8 @@ class Distributed(optimizer_wrapper.Front):
                 "hvd.DistributedOptimizer: zero_grad() is prohibited while sums are under way, whose gradients it "
                 "would lose; call step() or synchronize() first"
             )
-        super().zero_grad(set_to_none)
+        # Fused optimizers outside torch have a zero_grad() without arguments.
+        super().zero_grad(**({} if set_to_none is None else {"set_to_none": set_to_none}))
 
     def load_state_dict(self, state_dict: Any) -> None:
         """As torch's. Waits for sums in progress, whose names the next gradients need.

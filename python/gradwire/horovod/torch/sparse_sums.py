@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 
 from gradwire.horovod import reduce_ops
+from gradwire.horovod.negotiation import Response
 from gradwire.horovod.process_sets import ProcessSet, global_process_set
 from gradwire.horovod.submission import synchronize
-from gradwire.horovod.torch.gathers import allgather_async
+from gradwire.horovod.torch.submission import submit
 
 
 def sparse_allreduce_async(
@@ -26,6 +27,13 @@ def sparse_allreduce_async(
 
     Raises: ValueError: another op, or a dense tensor.
     """
+    return sum_rows(tensor, name, op, process_set)
+
+
+def sum_rows(
+    tensor: torch.Tensor, name: str, op: int, process_set: ProcessSet, dense_name: str = ""
+) -> Callable[[], torch.Tensor]:
+    """As sparse_allreduce_async(). dense_name: as Request.dense_name, of an optimizer's gradient."""
     if op not in (reduce_ops.Average, reduce_ops.Sum):
         raise ValueError(
             f"hvd.sparse_allreduce_async: op is {reduce_ops.name_of(op)}, expected Average or Sum"
@@ -33,20 +41,33 @@ def sparse_allreduce_async(
     if not tensor.is_sparse:
         raise ValueError("hvd.sparse_allreduce_async: the tensor is dense; use allreduce_async()")
     own = tensor.coalesce()
-    indices = allgather_async(own.indices().t().contiguous(), f"{name}.indices", process_set)
-    values = allgather_async(own.values(), f"{name}.values", process_set)
+    pair = [own.indices().t().contiguous(), own.values()]
 
-    gathered: list[torch.Tensor] = []
+    def deliver(gathered: Sequence[torch.Tensor], _: Response) -> list[torch.Tensor]:
+        return [all_of.to(its.device, its.dtype) for all_of, its in zip(gathered, pair, strict=True)]
+
+    handle = submit(
+        *("allgather", pair, deliver),
+        name=f"{name}.rows",
+        process_set=process_set,
+        has_targets=False,
+        dense_name=dense_name,
+    )
 
     def wait() -> torch.Tensor:
-        for handle in (indices, values)[len(gathered) :]:  # again after a Ctrl-C
-            gathered.append(synchronize(handle))
-        where, what = gathered[0].t(), gathered[1]
+        where, what = synchronize(handle)
         if op == reduce_ops.Average:
             what = what / len(process_set.members())
         total = torch.sparse_coo_tensor(
-            where, what, tensor.shape, device=tensor.device, check_invariants=True
+            where.t(), what, tensor.shape, device=tensor.device, check_invariants=True
         )
         return total.coalesce()
 
     return wait
+
+
+def no_rows(like: torch.Tensor, sparse_dim: int) -> torch.Tensor:
+    """Returns a sparse tensor of zeros, of which no row travels."""
+    indices = torch.zeros((sparse_dim, 0), dtype=torch.int64, device=like.device)
+    values = torch.zeros((0, *like.shape[sparse_dim:]), dtype=like.dtype, device=like.device)
+    return torch.sparse_coo_tensor(indices, values, like.shape, check_invariants=True)

@@ -39,7 +39,7 @@ def submit(
         in_place: results are written to the tensors.
         has_targets: results have the tensors' shapes.
         priority: as Tensors.priority.
-        agreed: attributes of the request on which ranks must agree.
+        agreed: other attributes of the request.
 
     Raises:
         TypeError, ValueError: what was given; or an operation of this name is under way.

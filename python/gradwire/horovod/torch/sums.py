@@ -187,12 +187,14 @@ def submit_sum(
     in_place: bool,
     codec: str = "",
     priority: int = 0,
+    is_unused: bool = False,
 ) -> int:
     """Submits a sum, compressed where there is a codec (compression.codec_text()).
 
     Args:
         shape: makes the result of the summed tensors.
         priority: as Tensors.priority.
+        is_unused: as Request.is_unused; the result is None if other ranks gather rows.
 
     Raises: as allreduce().
     """
@@ -216,6 +218,7 @@ def submit_sum(
         prescale=float(prescale_factor),
         postscale=float(postscale_factor),
         codec=codec,
+        is_unused=is_unused,
     )
 
 
