@@ -114,14 +114,36 @@ def pushpull_leaves_the_value_where_there_is_an_out(kv: Any) -> None:
 
 
 @case
-def half_and_double_precision_are_summed_in_float32(kv: Any) -> None:
-    for dtype in ("float16", "float64"):
-        (key,) = new_keys(kv, filled(0, dtype=dtype))
-        values = [filled(2050 if kv.rank else 0.5, dtype=dtype), *[filled(0.5, dtype=dtype)] * 3]
-        out = filled(0, dtype=dtype)
-        kv.pushpull(key, values, out=out)
-        require_equal(out, np.float32(2053.5))  # rounded at the end: float16 cannot add 0.5 to 2050
-        assert out.dtype == np.dtype(dtype)
+def half_precision_is_summed_in_float32(kv: Any) -> None:
+    (key,) = new_keys(kv, filled(0, dtype="float16"))
+    values = [filled(2050 if kv.rank else 0.5, dtype="float16"), *[filled(0.5, dtype="float16")] * 3]
+    out = filled(0, dtype="float16")
+    kv.pushpull(key, values, out=out)
+    require_equal(out, np.float32(2053.5))  # rounded at the end: float16 cannot add 0.5 to 2050
+    assert out.dtype == np.dtype("float16")
+
+
+@case
+def double_precision_is_summed_in_64_bits(kv: Any) -> None:
+    fine = 1 + 2.0**-40  # 1 in float32
+    (key,) = new_keys(kv, filled(fine, dtype="float64"))
+    out = filled(0, dtype="float64")
+    kv.pull(key, out=out)
+    require_equal(out, fine)
+    kv.push(key, [filled(fine, dtype="float64"), filled(fine, dtype="float64", device=1)])
+    kv.pull(key, out=out)
+    require_equal(out, 2 * RANKS * fine)
+    for value in (filled(fine, dtype="float64"), filled(fine + 1, dtype="float64")):
+        expected = RANKS * value.asnumpy()
+        kv.pushpull(key, value)  # where it lies
+        require_equal(value, expected)
+    kv.pushpull(key, filled(1), out=out)  # of float32, as it comes
+    require_equal(out, RANKS)
+    kv.set_optimizer(mx.optimizer.SGD(learning_rate=1.0))
+    (weight,) = new_keys(kv, filled(fine, dtype="float64"))
+    kv.pushpull(weight, filled(-fine, dtype="float64"), out=out)
+    require_equal(out, (1 + RANKS) * fine)
+    kv._updater = None
 
 
 @case
@@ -225,6 +247,21 @@ def a_learning_rate_may_change(kv: Any) -> None:
     kv.set_learning_rate(2.0)
     kv.pushpull(key, filled(kv.rank + 1), out=out)
     require_equal(out, -3.5 * TOTAL)
+    kv._updater = None
+
+
+@case
+def optimizers_are_alike_whatever_the_order_of_keys(kv: Any) -> None:
+    """With a scheduler's rate, which depends on the pushes that this worker has made."""
+    keys = new_keys(kv, *(filled(0) for _ in range(3)))
+    kv.set_optimizer(sgd(lr_scheduler=mx.lr_scheduler.FactorScheduler(step=1, factor=0.5, base_lr=1.0)))
+    outs = {key: filled(0) for key in keys}
+    for _ in range(5):
+        for key in keys if kv.rank == 0 else reversed(keys):
+            kv.pushpull(key, filled(kv.rank + 1), out=outs[key])
+    first, *others = (outs[key].asnumpy() for key in keys)
+    for other in others:
+        require_equal(other, first)
     kv._updater = None
 
 
@@ -355,13 +392,13 @@ def a_dense_weight_takes_gradients_of_rows(kv: Any) -> None:
 
 
 @case
-def sparse_outs_are_left_alone_or_refused(kv: Any) -> None:
+def sparse_outs_are_left_alone_or_get_all_rows(kv: Any) -> None:
     (key,) = new_keys(kv, mx.nd.ones((6, 2)).tostype("row_sparse"))
     out = mx.nd.sparse.zeros("row_sparse", (6, 2))
     kv.pull(key, out=out)
     require_equal(out, 0)
-    with raises(mx.MXNetError, "row_sparse_pull"):
-        kv.pull(key, out=out, ignore_sparse=False)
+    kv.pull(key, out=out, ignore_sparse=False)
+    require_equal(out, 1)
     with raises(mx.MXNetError, "row_ids of key .* hold 6, and it has 6 rows"):
         kv.row_sparse_pull(key, out=out, row_ids=mx.nd.array([6]))
 

@@ -6,6 +6,7 @@ python mxnet_sparse_cases.py NAME CASE    as one rank of a gradwire job; prints 
 from __future__ import annotations
 
 import sys
+import tempfile
 from typing import Any
 
 import gradwire.mxnet
@@ -86,6 +87,24 @@ def a_module_updates_the_rows(name: str) -> None:
         module.backward()
         module.update()
     require_equal(module.get_params()[0]["module_weight"], expected(store.num_workers))
+
+
+@case
+def a_weight_of_rows_is_saved(name: str) -> None:
+    net = mx.gluon.contrib.nn.SparseEmbedding(WORDS, WIDTH, prefix="saved_")
+    net.initialize(mx.init.One())
+    trainer = mx.gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": RATE}, kvstore=name)
+    trainer._init_kvstore()
+    rank, ranks = trainer._kvstore.rank, trainer._kvstore.num_workers
+    for step in range(STEPS):
+        with mx.autograd.record():
+            total = net(mx.nd.array(words_of(rank, step))).sum()
+        total.backward()
+        trainer.step(1)
+    with tempfile.TemporaryDirectory() as folder:
+        net.save_parameters(f"{folder}/net")
+        (saved,) = mx.nd.load(f"{folder}/net").values()
+    require_equal(saved, 1 + expected(ranks))
 
 
 @case

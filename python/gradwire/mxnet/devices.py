@@ -9,7 +9,7 @@ import mxnet as mx
 
 from gradwire.mxnet.memory import is_plain
 
-__all__ = ["added", "as_floats"]
+__all__ = ["added", "as_numbers"]
 
 
 def added(arrays: Sequence[Any]) -> Any:
@@ -21,16 +21,16 @@ def added(arrays: Sequence[Any]) -> Any:
     return mx.nd.add_n(*(array.as_in_context(arrays[0].context) for array in arrays))
 
 
-def as_floats(arrays: Sequence[Any]) -> Any:
-    """Returns the sum as dense float32 on the host; added in float32, whatever the arrays are."""
+def as_numbers(arrays: Sequence[Any], dtype: str) -> Any:
+    """Returns the sum as a dense array on the host; added in dtype, whatever the arrays are."""
     if len(arrays) == 1:
-        return _float(arrays[0])
-    return added([_float(array).as_in_context(mx.cpu()) for array in arrays])
+        return _of_dtype(arrays[0], dtype)
+    return added([_of_dtype(array, dtype).as_in_context(mx.cpu()) for array in arrays])
 
 
-def _float(array: Any) -> Any:
+def _of_dtype(array: Any, dtype: str) -> Any:
     if array.stype != "default":
         array = array.tostype("default")
-    if array.dtype != "float32":
-        array = array.astype("float32")
-    return array if is_plain(array) else array.as_in_context(mx.cpu())
+    if array.dtype != dtype:
+        array = array.astype(dtype)
+    return array if is_plain(array, dtype) else array.as_in_context(mx.cpu())

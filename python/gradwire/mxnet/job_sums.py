@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+import weakref
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,7 +12,8 @@ import numpy as np
 
 from gradwire import _core, kv
 from gradwire.mxnet import rows
-from gradwire.mxnet.devices import as_floats
+from gradwire.mxnet.agreement import Agreement
+from gradwire.mxnet.devices import as_numbers
 from gradwire.mxnet.errors import KVStoreError
 from gradwire.mxnet.key_lists import Key
 from gradwire.mxnet.memory import array_over, is_plain, view_of
@@ -21,14 +24,22 @@ __all__ = ["JobSums"]
 
 _DTYPES = ("float32", "float16", "float64")
 
+# Of all JobSums of a store: optimizers are counted, which gives the same numbers on all ranks.
+_optimizers_of: weakref.WeakKeyDictionary[kv.KVStore, Iterator[int]] = weakref.WeakKeyDictionary()
+
 
 @dataclass(frozen=True)
 class _Dense:
     """A dense key: the engine's number of it, and where answers are received: one memory as NumPy's and as MXNet's."""
 
     number: int
-    values: Any  # float32, of the key's shape
+    values: Any  # of the key's shape, float64 where the key is, else float32
     received: Any
+
+    @property
+    def dtype(self) -> str:
+        """In which it travels without a codec."""
+        return str(self.values.dtype)
 
 
 @dataclass(frozen=True)
@@ -85,7 +96,8 @@ class JobSums:
             self._sums_of_rows[key] = self._push_pull_rows(key, values, priority)
             return None
         self._sums_of_rows.pop(key, None)
-        dense, value = self._dense[key], as_floats(values)
+        dense = self._dense[key]
+        value = as_numbers(values, dense.dtype)
 
         def begin() -> _core.Ticket | None:
             taken, _ = self._store.engine.push(dense.number, view_of(value), priority)
@@ -94,8 +106,8 @@ class JobSums:
         return self._operations.run(begin, [value], [dense.received], priority)
 
     def pull(self, key: Key, priority: int) -> Any:
-        """Returns the key's value after this worker's last push, dense float32; of a table all of it; where rows were
-        pushed to a dense key, a RowSparseNDArray of float32.
+        """Returns the key's value after this worker's last push, dense float32, or float64 of a key of float64; of a
+        table all of it; where rows were pushed to a dense key, a RowSparseNDArray of float32.
         """
         self._operations.raise_failure()
         if (table := self._tables.get(key)) is not None:
@@ -113,8 +125,8 @@ class JobSums:
         return dense.received
 
     def push_pull(self, key: Key, values: Sequence[Any], priority: int, into: Any = None) -> Any:
-        """Returns the sum of this round: dense float32 or, where rows were pushed, a RowSparseNDArray of float32. Where
-        servers apply each push at once: the weight, of a table all rows of it.
+        """Returns the sum of this round: dense as pull() or, where rows were pushed, a RowSparseNDArray of float32.
+        Where servers apply each push at once: the weight, of a table all rows of it.
 
         Args:
             key, values, priority: as push().
@@ -127,8 +139,9 @@ class JobSums:
             self._sums_of_rows[key] = self._push_pull_rows(key, values, priority)
             return self._sums_of_rows[key]
         self._sums_of_rows.pop(key, None)
-        dense, value = self._dense[key], as_floats(values)
-        if into is value and is_plain(value):
+        dense = self._dense[key]
+        value = as_numbers(values, dense.dtype)
+        if into is value and is_plain(value, dense.dtype):
             return self._sum_in_place(key, dense, value, priority)
         engine = self._store.engine
         self._operations.run(
@@ -153,6 +166,38 @@ class JobSums:
         self._store.row_sparse_pull(table.name, out=found, priority=priority, row_ids=row_ids)
         return rows.from_rows(row_ids, found, table.shape)
 
+    def agreement(self, optimizer: Any) -> Agreement | None:
+        """Returns what compares this optimizer with those of the other workers, if there are any. Collective."""
+        if self._store.num_workers == 1:
+            return None
+        number = next(_optimizers_of.setdefault(self._store, itertools.count()))
+        name = f"gradwire.mxnet optimizer {number}"
+        return Agreement(self, name, self._store.rank, self._store.num_workers, optimizer)
+
+    def declare_exact(self, name: str, shape: tuple[int, ...]) -> _Dense:
+        """Declares a key of float64 that no codec compresses, beside those of the script. Collective."""
+        engine = self._store.engine
+        (number,) = engine.declare([(name, list(shape), "float64")])
+        engine.set_key_compression([number], "none", "none")
+        return _received_as(number, shape, "float64")
+
+    def begin_exchange(self, dense: _Dense, values: Any) -> None:
+        """Sums NumPy's values, float64, beside what the script sums."""
+        self._operations.run(
+            lambda: self._store.engine.push_pull(dense.number, values, dense.values, 0),
+            *([], [dense.received], 0),
+        )
+
+    def end_exchange(self, dense: _Dense) -> Any:
+        """Waits, and returns the sum. Raises what an exchange has failed with."""
+        dense.received.wait_to_read()
+        self._operations.raise_failure()
+        return dense.values
+
+    def at_end(self, look: Callable[[], None]) -> None:
+        """Calls look() once all exchanges are over and the store is closed, which raises what it raises."""
+        self._operations.at_end(look)
+
     def is_of(self, store: kv.KVStore) -> bool:
         """Tells whether the sums are this store's, and it is open."""
         return self._store is store and not self._operations.is_closed
@@ -174,11 +219,10 @@ class JobSums:
             return
         named = [(str(key), list(value.shape), np.dtype(value.dtype).name) for key, value in values]
         numbers = self._store.engine.declare(named)
-        firsts = [np.ascontiguousarray(value.asnumpy(), np.float32) for _, value in values]
+        firsts = [np.ascontiguousarray(value.asnumpy(), _travels_as(value.dtype)) for _, value in values]
         self._store.engine.init(numbers, firsts, 0)
-        for (key, value), number in zip(values, numbers, strict=True):
-            received = np.zeros(value.shape, np.float32)
-            self._dense[key] = _Dense(number, received, array_over(received))
+        for (key, _), number, first in zip(values, numbers, firsts, strict=True):
+            self._dense[key] = _received_as(number, first.shape, str(first.dtype))
 
     def _new_tables(self, firsts: Sequence[tuple[str, Any]]) -> list[_Table]:
         self._store.init([name for name, _ in firsts], [first for _, first in firsts])
@@ -219,3 +263,12 @@ class JobSums:
             lambda ticket: self._store.mark(key, ticket, [view_of(value)]),
         )
         return value
+
+
+def _travels_as(dtype: Any) -> str:
+    return "float64" if np.dtype(dtype) == np.float64 else "float32"
+
+
+def _received_as(number: int, shape: tuple[int, ...], dtype: str) -> _Dense:
+    received = np.zeros(shape, dtype)
+    return _Dense(number, received, array_over(received))

@@ -52,6 +52,9 @@ class LocalSums:
         held = self._held[key]
         return mx.nd.sparse.retain(held.tostype("row_sparse"), mx.nd.array(row_ids, dtype="int64"))
 
+    def agreement(self, optimizer: Any) -> None:
+        """There is no other worker to agree with."""
+
     def is_of(self, store: kv.KVStore) -> bool:
         """Tells whether the sums are this store's."""
         return self._store is store

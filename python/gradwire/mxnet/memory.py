@@ -19,9 +19,9 @@ def is_on_host(array: Any) -> bool:
     return array.context.device_type in ("cpu", "cpu_pinned", "cpu_shared")
 
 
-def is_plain(array: Any) -> bool:
-    """Tells whether gradwire can sum the array where it lies: dense float32 on the host."""
-    return bool(array.stype == "default" and array.dtype == np.float32 and is_on_host(array))
+def is_plain(array: Any, dtype: str) -> bool:
+    """Tells whether gradwire can sum the array where it lies: dense, of its key's dtype, on the host."""
+    return bool(array.stype == "default" and array.dtype == np.dtype(dtype) and is_on_host(array))
 
 
 def view_of(array: Any) -> Any:

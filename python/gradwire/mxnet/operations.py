@@ -40,6 +40,7 @@ class Operations:
         self._in_order = in_order
         self._failure: BaseException | None = None
         self._has_told = False  # the script of the failure
+        self._at_end: list[Callable[[], None]] = []
         self._closing = False
         self._endings = Endings(store.print_notices)
         _open.add(self)
@@ -85,6 +86,10 @@ class Operations:
         else:
             self._endings.add(lambda seconds: self._wait(ticket, end, seconds), completion.complete)
 
+    def at_end(self, look: Callable[[], None]) -> None:
+        """Calls look() when the store is closed and all exchanges are over; what it raises is a failure."""
+        self._at_end.append(look)
+
     def finish(self) -> None:
         """Waits until all exchanges are over. Raises what one has failed with."""
         wait_for_all()
@@ -117,6 +122,7 @@ class Operations:
         _open.discard(self)
         if finish:
             wait_for_all()
+            self._look()
         self._closing = True
         try:
             self._store.close()
@@ -125,6 +131,13 @@ class Operations:
             self._endings.close()
             if finish and not self._has_told:
                 self.raise_failure()
+
+    def _look(self) -> None:
+        try:
+            for look in self._at_end:
+                look()
+        except BaseException as error:
+            self._failure = self._failure or error
 
     def _run_now(
         self,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import numbers
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 from gradwire import kv
 from gradwire.mxnet.errors import KVStoreError
 
-__all__ = ["OnServers", "first_difference", "hyper_parameters", "server_rule"]
+__all__ = ["OnServers", "first_difference", "hyper_parameters", "numbers_in_use", "server_rule"]
 
 _NOT_SETTINGS = ("num_update", "begin_num_update", "aggregate_num")
 
@@ -23,6 +24,18 @@ def hyper_parameters(optimizer: Any) -> dict[str, str]:
             if name not in _NOT_SETTINGS and isinstance(value, numbers.Number | str | bool | type(None)):
                 found[prefix + name] = repr(value)
     return found
+
+
+def numbers_in_use(optimizer: Any) -> dict[str, float]:
+    """Returns the numbers by which an optimizer takes its next step, by name. NaN: None, or no number any more."""
+    found = {
+        name: float(value) if isinstance(value, numbers.Real) else math.nan
+        for name, value in sorted(vars(optimizer).items())
+        if name not in (*_NOT_SETTINGS, "lr") and isinstance(value, numbers.Real | type(None))
+    }
+    # First what changes most: the scheduler's rate, if there is one.
+    in_front = {"learning_rate": optimizer.learning_rate, "num_update": optimizer.num_update}
+    return {name: float(value) for name, value in in_front.items()} | found
 
 
 def first_difference(of_ranks: Sequence[Mapping[str, str]]) -> str | None:

@@ -37,6 +37,7 @@ def patch() -> None:
     for module in (mxnet.model, mxnet.module.module, mxnet.gluon.trainer):
         _replace(module, "_create_kvstore", _choosing)
     _replace(mxnet.gluon.trainer.Trainer, "__init__", _taking_kv)
+    _replace(mxnet.gluon.trainer.Trainer, "_update", _comparing)
 
 
 def unpatch() -> None:
@@ -101,6 +102,17 @@ def _chosen(name: str) -> Any:
     if kind in mx.kvstore.KVStoreBase.kv_registry:
         return Gradwire() if kind == Gradwire.__name__.lower() else name
     return name if connect.is_local(kind) else _joined(kind)
+
+
+def _comparing(original: Any) -> Any:
+    """Where the optimizer updates in the Trainer, the store does not see what it updates with."""
+
+    def _update(self: Any, *args: Any, **kwargs: Any) -> None:
+        if isinstance(self._kvstore, KVStore | Gradwire) and not self._update_on_kvstore:
+            self._kvstore.compare_optimizers(self._optimizer)
+        original(self, *args, **kwargs)
+
+    return _update
 
 
 def _taking_kv(original: Any) -> Any:

@@ -9,6 +9,7 @@ from typing import Any
 import mxnet as mx
 
 from gradwire import _core, kv
+from gradwire.mxnet.agreement import Agreement
 from gradwire.mxnet.errors import KVStoreError
 from gradwire.mxnet.job_sums import JobSums
 from gradwire.mxnet.key_lists import grouped
@@ -42,6 +43,7 @@ class Gradwire(mx.kvstore.KVStoreBase):  # type: ignore[misc]
         self._sums = LocalSums(self._store) if self._is_local else _sums(self._store)
         self._number = 0 if self._is_local else next(_numbers)
         self._declared: set[str] = set()
+        self._agreement: Agreement | None = None  # of the Trainers that have it
 
     @property
     def type(self) -> str:
@@ -117,6 +119,13 @@ class Gradwire(mx.kvstore.KVStoreBase):  # type: ignore[misc]
             total = self._sums.push_pull(identity, values, priority)
             for one in wanted[name]:
                 total.copyto(one)
+
+    def compare_optimizers(self, optimizer: Any) -> None:
+        """As gradwire.mxnet.KVStore.compare_optimizers(), which patch() has a Trainer call."""
+        if self._agreement is None:
+            self._agreement = self._sums.agreement(optimizer)
+        if self._agreement is not None:
+            self._agreement.compare(optimizer)
 
     def set_gradient_compression(self, compression_params: Mapping[str, Any] | str) -> None:
         """Compresses every pushpull from now on. Collective.

@@ -2,8 +2,8 @@
 
 In a store that sums, each worker updates its own copy of the weights with MXNet's own optimizer, from the sum, which is
 the same on all workers. So any optimizer, scheduler and multiplier works, the learning rate can change, and the state
-can be saved. Nothing is pickled and sent. In `dist_async*` there are no sums, and the servers update, by one of their
-own rules.
+can be saved. Nothing is pickled and sent. Optimizers whose numbers differ in a step are an error (agreement.py). In
+`dist_async*` there are no sums, and the servers update, by one of their own rules.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import numpy as np
 
 from gradwire import kv
 from gradwire.mxnet import optimizers, rows
+from gradwire.mxnet.agreement import Agreement
 from gradwire.mxnet.errors import KVStoreError
 from gradwire.mxnet.job_sums import JobSums
 from gradwire.mxnet.key_lists import Key, grouped
@@ -65,6 +66,7 @@ class KVStore(mx.kvstore.KVStore):  # type: ignore[misc]
         self._keys: dict[Key, _Declared] = {}
         self._weights: dict[Key, Any] = {}  # where this worker updates them
         self._own_updater: Callable[[Key, Any, Any], None] | None = None
+        self._agreement: Agreement | None = None  # of the optimizers in it
         self._on_servers = optimizers.OnServers(self._store)
         self._keeps_float32 = False
         self._warned_of_sparse = False
@@ -148,7 +150,8 @@ class KVStore(mx.kvstore.KVStore):  # type: ignore[misc]
 
         Args:
             optimizer: an optimizer of MXNet. In a store that sums, any; later changes of it apply (learning rate,
-                scheduler). In `dist_async*` SGD, NAG, Adam or Test, without scheduler and multipliers.
+                scheduler), and all workers make them in the same step. In `dist_async*` SGD, NAG, Adam or Test, without
+                scheduler and multipliers.
 
         Raises:
             KVStoreError: the workers' optimizers differ, or the servers do not have it.
@@ -159,6 +162,7 @@ class KVStore(mx.kvstore.KVStore):  # type: ignore[misc]
             self._require_agreement(optimizer)
         self._keeps_float32 = bool(getattr(optimizer, "multi_precision", False))
         self._set_updater(mx.optimizer.get_updater(optimizer))
+        self._agreement = self._sums.agreement(optimizer)
         return None
 
     def set_updater(self, updater: Callable[[Key, Any, Any], None]) -> None:
@@ -174,7 +178,7 @@ class KVStore(mx.kvstore.KVStore):  # type: ignore[misc]
                 f"set_updater: in {self.type!r} the servers update, and run no function of the script's; use "
                 "set_optimizer(), or a store that sums, such as dist_sync"
             )
-        self._own_updater = updater
+        self._own_updater, self._agreement = updater, None
 
     _set_updater = set_updater  # MXNet's name
 
@@ -257,18 +261,15 @@ class KVStore(mx.kvstore.KVStore):  # type: ignore[misc]
             key: the key, as init() was given it.
             out: an NDArray, or a list that all get the value.
             priority: as in push(). Default: 0.
-            ignore_sparse: True: leaves row_sparse outs unchanged, and warns once. For a table use ignore_sparse=False
-                or row_sparse_pull(). Default: True.
+            ignore_sparse: True: leaves row_sparse outs unchanged, and warns once. False: writes all rows to them.
+                row_sparse_pull() writes some. Default: True.
 
-        Raises:
-            KVStoreError: as push(); or a row_sparse out of a table with ignore_sparse=False in a store of several
-                workers.
+        Raises: KVStoreError: as push().
         """
         for name, outs in self._given("pull", key, out):
-            takes_rows = not ignore_sparse and (self._is_local or not self._is_table(name))
-            taken = [one for one in outs if one.stype == "default" or takes_rows]
+            taken = [one for one in outs if one.stype == "default" or not ignore_sparse]
             if len(taken) < len(outs):
-                self._leave_out_sparse(name, ignore_sparse)
+                self._warn_of_sparse(name)
             if taken:
                 self._deliver(self._held(name, priority), taken)
 
@@ -404,6 +405,17 @@ class KVStore(mx.kvstore.KVStore):  # type: ignore[misc]
             "set_optimizer(), set_gradient_compression(), or `gradwire run --timeline` in place of the profiler's"
         )
 
+    def compare_optimizers(self, optimizer: Any) -> None:
+        """Begins to compare the workers' optimizers, of which each takes its next step outside of the store, as that of
+        a Trainer with update_on_kvstore=False. Collective.
+
+        Raises: KVStoreError: their numbers differed in the last step; names ranks and values.
+        """
+        if self._agreement is None:
+            self._agreement = self._sums.agreement(optimizer)
+        if self._agreement is not None:
+            self._agreement.compare(optimizer)
+
     # ---------------------------------------------------------------- inside
 
     def _given(self, verb: str, key: Any, value: Any) -> list[tuple[Key, list[Any]]]:
@@ -423,6 +435,8 @@ class KVStore(mx.kvstore.KVStore):  # type: ignore[misc]
     def _update(self, name: Key, values: Sequence[Any], priority: int) -> None:
         assert self._own_updater is not None
         weight = self._weight(name)
+        if self._agreement is not None and isinstance(self._own_updater, mx.optimizer.Updater):
+            self._agreement.note_push(name, self._own_updater.optimizer)
         total = self._sums.push_pull(name, values, priority)
         self._own_updater(name, total if total.dtype == weight.dtype else total.astype(weight.dtype), weight)
 
@@ -466,19 +480,11 @@ class KVStore(mx.kvstore.KVStore):  # type: ignore[misc]
             found = mx.nd.sparse.retain(self._weight(name), mx.nd.array(row_ids, dtype="int64"))
         (found if found.dtype == out.dtype else found.astype(out.dtype)).copyto(out)
 
-    def _is_table(self, name: Key) -> bool:
-        return bool(self._keys[name].stype == "row_sparse")
-
-    def _leave_out_sparse(self, name: Key, ignore_sparse: bool) -> None:
-        if not ignore_sparse:
-            raise KVStoreError(
-                f"pull: out of key {name!r} is row_sparse, and the key a table, which is pulled by "
-                "row_sparse_pull(key, out, row_ids=...); call that"
-            )
+    def _warn_of_sparse(self, name: Key) -> None:
         if not self._warned_of_sparse:
-            instead = "row_sparse_pull()" if self._is_table(name) else "pull(..., ignore_sparse=False)"
             warnings.warn(
-                f"pull: row_sparse outs are left as they are (key {name!r}, and others); use {instead}",
+                f"pull: row_sparse outs are left as they are (key {name!r}, and others); use row_sparse_pull(), or "
+                "pull(..., ignore_sparse=False) for all rows",
                 stacklevel=4,
             )
             self._warned_of_sparse = True

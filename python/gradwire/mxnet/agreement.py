@@ -1,0 +1,103 @@
+"""Whether the workers' optimizers have the same numbers in each step.
+
+Each worker updates its own copy of the weights, so these stay alike only while all optimizers do. Trainer.step() sets
+rescale_grad by the batch size of its own worker, and Trainer.set_learning_rate() changes that of its own. In MXNet's
+dist_sync the servers' optimizer holds for all, and Horovod's MXNet front end lets the weights differ silently.
+
+Once a step a small sum travels beside those of the gradients: 8 bytes a number and worker. Each worker gives a row of
+its own, and zeros elsewhere, so the sum is all workers' rows. The next step looks at it, or the end of the script, so
+that all workers raise at the same place, and none waits for more than the others' last step.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import numpy as np
+
+from gradwire.mxnet import optimizers
+from gradwire.mxnet.errors import KVStoreError
+from gradwire.mxnet.key_lists import Key
+
+__all__ = ["Agreement"]
+
+_WAYS = {
+    "rescale_grad": "Trainer.step() sets it by its batch_size: give the same on all workers",
+    "num_update": "load the same states on all workers",
+}
+
+
+class Sums(Protocol):
+    """What it asks of JobSums."""
+
+    def declare_exact(self, name: str, shape: tuple[int, ...]) -> Any:
+        """Returns a new key of float64, which no codec compresses."""
+
+    def begin_exchange(self, dense: Any, values: Any) -> None:
+        """Sums values under the key."""
+
+    def end_exchange(self, dense: Any) -> Any:
+        """Waits for the sum, and returns it."""
+
+    def at_end(self, look: Callable[[], None]) -> None:
+        """Calls look() before the store is closed."""
+
+
+class Agreement:
+    """Of one optimizer of each worker. Threading: for the thread that uses the store."""
+
+    def __init__(self, sums: Sums, name: str, rank: int, ranks: int, optimizer: Any) -> None:
+        """Collective.
+
+        Args:
+            name: of the key by which the numbers are summed.
+            optimizer: one of the same class on all workers.
+        """
+        self._names = list(optimizers.numbers_in_use(optimizer))
+        self._sums, self._rank, self._ranks = sums, rank, ranks
+        self._dense = sums.declare_exact(name, (ranks, len(self._names)))
+        self._pushes: Counter[Key] = Counter()
+        self._steps = 0  # begun
+        self._looked = 0  # of these
+        sums.at_end(self._look)
+
+    def note_push(self, key: Key, optimizer: Any) -> None:
+        """Compares before the first push of each step. Workers may push keys in different orders: all begin a step as
+        often as the key that is pushed most often.
+        """
+        self._pushes[key] += 1
+        if self._pushes[key] > self._steps:
+            self.compare(optimizer)
+
+    def compare(self, optimizer: Any) -> None:
+        """Looks at the numbers of the last step, and begins to compare those of the next.
+
+        Raises: KVStoreError: which number differed in the last step, and on which ranks.
+        """
+        self._look()
+        found = optimizers.numbers_in_use(optimizer)
+        rows = np.zeros((self._ranks, len(self._names)))
+        rows[self._rank] = [found.get(name, np.nan) for name in self._names]
+        self._sums.begin_exchange(self._dense, rows)
+        self._steps += 1
+
+    def _look(self) -> None:
+        if self._looked < self._steps:
+            everyone = self._sums.end_exchange(self._dense)
+            self._looked = self._steps
+            self._require_alike(everyone)
+
+    def _require_alike(self, everyone: Any) -> None:
+        first = everyone[0]
+        differs = (everyone != first) & ~(np.isnan(everyone) & np.isnan(first))
+        if not differs.any():
+            return
+        place, rank = np.argwhere(differs.T)[0]
+        name, way = self._names[place], "set it on all workers in the same step"
+        raise KVStoreError(
+            f"step {self._steps}: {name} of the optimizer was {float(first[place])!r} on rank 0 and "
+            f"{float(everyone[rank, place])!r} on rank {rank}; {_WAYS.get(name, way)}. Each worker updates its own "
+            "copy of the weights, and the copies differ since that step: start again, or from a checkpoint of before it"
+        )
