@@ -11,6 +11,7 @@ import warnings
 from typing import Any
 
 import gradwire.horovod.mxnet as hvd
+import gradwire.mxnet
 import mxnet as mx
 import numpy as np
 from gradwire.horovod import session
@@ -414,6 +415,27 @@ def an_optimizer_updates_by_the_mean() -> None:
         trainer = hvd.DistributedTrainer(new_net().collect_params(), distributed)
     assert type(trainer.optimizer) is mx.optimizer.SGD
     assert "takes the optimizer inside" in str(told[0].message)
+
+
+@case
+def optimizers_that_differ_are_named_in_the_next_step() -> None:
+    net = new_net()
+    trainer = hvd.DistributedTrainer(net.collect_params(), "sgd", {"learning_rate": 0.1}, prefix="differ")
+    inputs = mx.nd.ones((2, 5))
+
+    def step(batch_size: int) -> None:
+        with mx.autograd.record():
+            loss = net(inputs).sum()
+        loss.backward()
+        trainer.step(batch_size)
+
+    step(2)
+    step(2 * (hvd.rank() + 1))
+    with raises(
+        gradwire.mxnet.KVStoreError,
+        r"step 2: rescale_grad of .* 0\.5 on rank 0 and 0\.25 on rank 1; .*batch_size",
+    ):
+        step(2)
 
 
 # ---- the end of a session ------------------------------------------------------------------------------------------

@@ -2,7 +2,7 @@
 
 Each worker updates its own copy of the weights, so these stay alike only while all optimizers do. Trainer.step() sets
 rescale_grad by the batch size of its own worker, and Trainer.set_learning_rate() changes that of its own. In MXNet's
-dist_sync the servers' optimizer holds for all, and Horovod's MXNet front end lets the weights differ silently.
+dist_sync the servers' optimizer holds for all, and Horovod and BytePS let the weights differ silently.
 
 Once a step a small sum travels beside those of the gradients: 8 bytes a number and worker. Each worker gives a row of
 its own, and zeros elsewhere, so the sum is all workers' rows. The next step looks at it, or the end of the script, so
@@ -12,7 +12,7 @@ that all workers raise at the same place, and none waits for more than the other
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -30,15 +30,15 @@ _WAYS = {
 
 
 class Sums(Protocol):
-    """What it asks of JobSums."""
+    """What sums the rows, without a codec."""
 
     def declare_exact(self, name: str, shape: tuple[int, ...]) -> Any:
-        """Returns a new key of float64, which no codec compresses."""
+        """Returns what a sum of float64 is known by from now on."""
 
-    def begin_exchange(self, dense: Any, values: Any) -> None:
-        """Sums values under the key."""
+    def begin_exchange(self, known: Any, values: Any) -> None:
+        """Begins a sum of NumPy's values."""
 
-    def end_exchange(self, dense: Any) -> Any:
+    def end_exchange(self, known: Any) -> Any:
         """Waits for the sum, and returns it."""
 
     def at_end(self, look: Callable[[], None]) -> None:
@@ -48,16 +48,18 @@ class Sums(Protocol):
 class Agreement:
     """Of one optimizer of each worker. Threading: for the thread that uses the store."""
 
-    def __init__(self, sums: Sums, name: str, rank: int, ranks: int, optimizer: Any) -> None:
-        """Collective.
+    def __init__(self, sums: Sums, name: str, rank: int, members: Sequence[int], optimizer: Any) -> None:
+        """Collective of the members.
 
         Args:
-            name: of the key by which the numbers are summed.
-            optimizer: one of the same class on all workers.
+            name: by which the numbers are summed.
+            members: the ranks that take part, this worker's among them, in order.
+            optimizer: one of the same class on all of them.
         """
         self._names = list(optimizers.numbers_in_use(optimizer))
-        self._sums, self._rank, self._ranks = sums, rank, ranks
-        self._dense = sums.declare_exact(name, (ranks, len(self._names)))
+        self._sums, self._members = sums, list(members)
+        self._row = self._members.index(rank)
+        self._known = sums.declare_exact(name, (len(members), len(self._names)))
         self._pushes: Counter[Key] = Counter()
         self._steps = 0  # begun
         self._looked = 0  # of these
@@ -78,14 +80,14 @@ class Agreement:
         """
         self._look()
         found = optimizers.numbers_in_use(optimizer)
-        rows = np.zeros((self._ranks, len(self._names)))
-        rows[self._rank] = [found.get(name, np.nan) for name in self._names]
-        self._sums.begin_exchange(self._dense, rows)
+        rows = np.zeros((len(self._members), len(self._names)))
+        rows[self._row] = [found.get(name, np.nan) for name in self._names]
+        self._sums.begin_exchange(self._known, rows)
         self._steps += 1
 
     def _look(self) -> None:
         if self._looked < self._steps:
-            everyone = self._sums.end_exchange(self._dense)
+            everyone = self._sums.end_exchange(self._known)
             self._looked = self._steps
             self._require_alike(everyone)
 
@@ -94,10 +96,11 @@ class Agreement:
         differs = (everyone != first) & ~(np.isnan(everyone) & np.isnan(first))
         if not differs.any():
             return
-        place, rank = np.argwhere(differs.T)[0]
+        place, row = np.argwhere(differs.T)[0]
         name, way = self._names[place], "set it on all workers in the same step"
         raise KVStoreError(
-            f"step {self._steps}: {name} of the optimizer was {float(first[place])!r} on rank 0 and "
-            f"{float(everyone[rank, place])!r} on rank {rank}; {_WAYS.get(name, way)}. Each worker updates its own "
+            f"step {self._steps}: {name} of the optimizer was {float(first[place])!r} on rank "
+            f"{self._members[0]} and {float(everyone[row, place])!r} on rank {self._members[row]}; "
+            f"{_WAYS.get(name, way)}. Each worker updates its own "
             "copy of the weights, and the copies differ since that step: start again, or from a checkpoint of before it"
         )

@@ -172,7 +172,7 @@ class JobSums:
             return None
         number = next(_optimizers_of.setdefault(self._store, itertools.count()))
         name = f"gradwire.mxnet optimizer {number}"
-        return Agreement(self, name, self._store.rank, self._store.num_workers, optimizer)
+        return Agreement(self, name, self._store.rank, range(self._store.num_workers), optimizer)
 
     def declare_exact(self, name: str, shape: tuple[int, ...]) -> _Dense:
         """Declares a key of float64 that no codec compresses, beside those of the script. Collective."""

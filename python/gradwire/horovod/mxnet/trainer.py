@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import warnings
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import mxnet as mx
@@ -17,6 +17,7 @@ from gradwire.horovod.mxnet.compression import Compression
 from gradwire.horovod.mxnet.optimizer import DistributedOptimizer, GroupedMean
 from gradwire.horovod.mxnet.sums import start_sum
 from gradwire.horovod.process_sets import ProcessSet, global_process_set
+from gradwire.mxnet.agreement import Agreement
 from gradwire.stores.codec_choice import chosen
 
 # What a codec has not sent yet is kept by name, and another trainer's parameters have the same numbers: so trainers are
@@ -28,7 +29,8 @@ class DistributedTrainer(mx.gluon.Trainer):  # type: ignore[misc]
     """gluon.Trainer without a store: step() updates with the ranks' mean gradients.
 
     Gradients are sent while backward() runs, front layers first. step(batch_size) divides by the batch size of one
-    rank, because the mean over ranks has been taken already.
+    rank, because the mean over ranks has been taken already. It is the same on all ranks, as is the learning rate: else
+    the next step raises gradwire.mxnet.KVStoreError, since each rank updates its own copy of the parameters.
     """
 
     def __init__(
@@ -67,6 +69,8 @@ class DistributedTrainer(mx.gluon.Trainer):  # type: ignore[misc]
         self._prefix = prefix or ""
         self._scales = (1.0 / gradient_predivide_factor, gradient_predivide_factor)
         self._compressed_prefix = f"{own_prefix()}{self._prefix}"
+        self._process_set = process_set
+        self._agreement: Agreement | None = None
         if codec_text(self._compressor) and (num_groups or process_set is not global_process_set):
             raise ValueError(
                 "hvd.DistributedTrainer: a codec sums each parameter by itself, over all ranks; leave num_groups and "
@@ -82,6 +86,18 @@ class DistributedTrainer(mx.gluon.Trainer):  # type: ignore[misc]
     def is_compressed(self, parameter: Any) -> bool:
         """Returns True if a codec compresses its gradient."""
         return bool(codec_text(self._compressor)) and len(parameter.shape) > 1
+
+    def _update(self, *args: Any, **kwargs: Any) -> None:
+        """gluon's: updates by this rank's own optimizer, which must have the other ranks' numbers."""
+        ranks = self._process_set.members() if self._process_set.included() else []
+        if self._agreement is None and len(ranks) > 1:
+            name = f"{self._compressed_prefix}optimizer"
+            self._agreement = Agreement(
+                RowSums(self._process_set), name, session.current().store.rank, ranks, self._optimizer
+            )
+        if self._agreement is not None:
+            self._agreement.compare(self._optimizer)
+        super()._update(*args, **kwargs)
 
     def _allreduce_grads(self) -> None:
         live = [(i, parameter) for i, parameter in enumerate(self._params) if parameter.grad_req != "null"]
@@ -108,6 +124,37 @@ class DistributedTrainer(mx.gluon.Trainer):  # type: ignore[misc]
             priority=-i,
             codec=codec_text(self._compressor) if is_compressed else "",
         )
+
+
+class RowSums:
+    """The sums by which ranks compare their optimizers."""
+
+    def __init__(self, process_set: ProcessSet) -> None:
+        self._process_set = process_set
+        self._under_way: dict[str, Any] = {}
+
+    def declare_exact(self, name: str, shape: tuple[int, ...]) -> str:
+        """The name is what it is known by."""
+        return name
+
+    def begin_exchange(self, known: str, values: Any) -> None:
+        """As Sums has it."""
+        (self._under_way[known],) = start_sum(
+            [mx.nd.array(values, dtype="float64")],
+            known,
+            reduce_ops.Sum,
+            (1.0, 1.0),
+            self._process_set,
+            in_place=True,
+            priority=0,
+        )
+
+    def end_exchange(self, known: str) -> Any:
+        """As Sums has it. Raises HorovodInternalError: the sum has failed."""
+        return self._under_way.pop(known).asnumpy()
+
+    def at_end(self, look: Callable[[], None]) -> None:
+        """shutdown() must not fail: what differs in the last step alone is not reported."""
 
 
 def own_prefix() -> str:
