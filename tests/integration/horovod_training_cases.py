@@ -629,6 +629,39 @@ def zero_grad_is_the_wrapped_classs() -> None:
 
 
 @case
+def step_takes_the_wrapped_classs_arguments() -> None:
+    """As fused optimizers outside torch have them; GradScaler hands itself to those."""
+
+    class Fused(torch.optim.SGD):
+        _step_supports_amp_scaling = True
+
+        def step(self, closure: Any = None, grad_scaler: Any = None, *, times: int = 1) -> None:  # type: ignore[override]
+            for p in self.param_groups[0]["params"]:
+                scale = times / (1.0 if grad_scaler is None else grad_scaler.get_scale())
+                p.data.sub_(p.grad, alpha=scale)
+
+    def trained(step: Callable[[Any, torch.Tensor], None]) -> torch.Tensor:
+        model = small_net()
+        optimizer = hvd.DistributedOptimizer(Fused(model.parameters(), lr=1.0), model.named_parameters())
+        step(optimizer, model(batch_of(hvd.rank())).sum())
+        optimizer.close()
+        return weights(model)
+
+    def by_hand(optimizer: Any, loss: torch.Tensor) -> None:
+        loss.backward()
+        optimizer.step(times=1)
+
+    def by_scaler(optimizer: Any, loss: torch.Tensor) -> None:
+        scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+        scaler.scale(loss).backward()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)  # torch is to stop passing itself
+            scaler.step(optimizer)
+
+    torch.testing.assert_close(trained(by_scaler), trained(by_hand))
+
+
+@case
 def it_is_named_and_told_once() -> None:
     model = small_net()
     optimizer = hvd.DistributedOptimizer(

@@ -401,13 +401,15 @@ class Distributed(optimizer_wrapper.Front):
 
     # ------------------------------------------------------------------ torch's methods
 
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+    def step(self, closure: Callable[[], Any] | None = None, **others: Any) -> Any:
         """Waits for the sums, and takes the optimizer's step.
 
         Args:
             closure: computes gradients and returns the loss. It is called before the sums are awaited. LBFGS, and
                 classes outside torch, call it themselves. After each such call gradients are the sums, and losses are
                 combined as gradients are, so that all ranks decide alike.
+            others: what else the wrapped class's step() takes, such as the `grad_scaler` that GradScaler passes to
+                fused optimizers.
 
         Returns: what the optimizer's step() returns: the loss of a closure.
 
@@ -420,9 +422,9 @@ class Distributed(optimizer_wrapper.Front):
         loss, closure = closures.called_first(closure, self._base)
         if closure is None:
             self._settle()
-            result = super().step()
+            result = super().step(**others)
         else:
-            result = super().step(self._handed(closure))
+            result = super().step(self._handed(closure), **others)
         if self._sums:
             raise RuntimeError(
                 f"hvd.DistributedOptimizer: step(closure) of {self._base.__name__} has not called its closure, and so "
