@@ -41,6 +41,8 @@ def batches_that_differ(name: str) -> None:
         training.step(2 * (training.rank + 1))
         for _ in range(3):
             training.step(2)
+    with raises(gradwire.mxnet.KVStoreError, said):  # for good
+        training.step(2)
 
 
 @case
@@ -74,10 +76,10 @@ def the_last_step_differs(name: str) -> None:
     training = Training(name)
     training.step(1)
     if training.rank == 1:
-        training.trainer.set_learning_rate(0.25)
+        training.trainer.optimizer.clip_gradient = 0.25
     training.step(1)
     with raises(
-        gradwire.mxnet.KVStoreError, "step 2: learning_rate of the optimizer was 1.0 on rank 0 and 0.25"
+        gradwire.mxnet.KVStoreError, "step 2: clip_gradient of the optimizer was None on rank 0 and 0.25"
     ):
         training.trainer._kvstore.close()
 

@@ -26,4 +26,4 @@ def test_optimizers_that_differ_are_named(name: str, case: str, servers: int, tm
     require_mxnet()
     with environment(tmp_path):  # a process joins one job: one store
         ended = CaseJob(EXEC, str(PROGRAM), name, case, workers=2, servers=servers)
-    assert ended.passed[case] == 2, ended.text
+    assert (ended.passed[case], ended.exit_code) == (2, 0), ended.text

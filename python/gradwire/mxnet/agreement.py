@@ -63,7 +63,9 @@ class Agreement:
         self._pushes: Counter[Key] = Counter()
         self._steps = 0  # begun
         self._looked = 0  # of these
-        sums.at_end(self._look)
+        self._difference: str | None = None
+        self._has_told = False  # the script of it
+        sums.at_end(self._report_at_end)
 
     def note_push(self, key: Key, optimizer: Any) -> None:
         """Compares before the first push of each step. Workers may push keys in different orders: all begin a step as
@@ -76,31 +78,40 @@ class Agreement:
     def compare(self, optimizer: Any) -> None:
         """Looks at the numbers of the last step, and begins to compare those of the next.
 
-        Raises: KVStoreError: which number differed in the last step, and on which ranks.
+        Raises: KVStoreError, from then on in every step: which number differed, in which step and on which ranks.
         """
         self._look()
         found = optimizers.numbers_in_use(optimizer)
         rows = np.zeros((len(self._members), len(self._names)))
-        rows[self._row] = [found.get(name, np.nan) for name in self._names]
+        rows[self._row] = [found.get(name, optimizers.NO_NUMBER) for name in self._names]
         self._sums.begin_exchange(self._known, rows)
         self._steps += 1
 
+    def _report_at_end(self) -> None:
+        if not self._has_told:
+            self._look()
+
     def _look(self) -> None:
         if self._looked < self._steps:
-            everyone = self._sums.end_exchange(self._known)
             self._looked = self._steps
-            self._require_alike(everyone)
+            self._difference = self._difference or self._found(self._sums.end_exchange(self._known))
+        if self._difference is not None:
+            self._has_told = True
+            raise KVStoreError(self._difference)
 
-    def _require_alike(self, everyone: Any) -> None:
+    def _found(self, everyone: Any) -> str | None:
+        """Returns in words where the rows differ; None: nowhere."""
         first = everyone[0]
         differs = (everyone != first) & ~(np.isnan(everyone) & np.isnan(first))
         if not differs.any():
-            return
+            return None
         place, row = np.argwhere(differs.T)[0]
         name, way = self._names[place], "set it on all workers in the same step"
-        raise KVStoreError(
-            f"step {self._steps}: {name} of the optimizer was {float(first[place])!r} on rank "
-            f"{self._members[0]} and {float(everyone[row, place])!r} on rank {self._members[row]}; "
-            f"{_WAYS.get(name, way)}. Each worker updates its own "
-            "copy of the weights, and the copies differ since that step: start again, or from a checkpoint of before it"
+        values = [
+            None if value == optimizers.NO_NUMBER else float(value) for value in everyone[[0, row], place]
+        ]
+        return (
+            f"step {self._steps}: {name} of the optimizer was {values[0]} on rank {self._members[0]} and {values[1]} "
+            f"on rank {self._members[row]}; {_WAYS.get(name, way)}. Each worker updates its own copy of the weights, "
+            "and the copies differ since that step: start again, or from a checkpoint of before it"
         )

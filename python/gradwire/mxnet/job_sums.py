@@ -195,7 +195,7 @@ class JobSums:
         return dense.values
 
     def at_end(self, look: Callable[[], None]) -> None:
-        """Calls look() once all exchanges are over and the store is closed, which raises what it raises."""
+        """Calls look() when the store is closed, once all exchanges are over; what it raises, close() does."""
         self._operations.at_end(look)
 
     def is_of(self, store: kv.KVStore) -> bool:

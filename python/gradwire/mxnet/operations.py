@@ -134,10 +134,10 @@ class Operations:
 
     def _look(self) -> None:
         try:
-            for look in self._at_end:
+            for look in self._at_end if self._failure is None else ():
                 look()
         except BaseException as error:
-            self._failure = self._failure or error
+            self._failure = error
 
     def _run_now(
         self,

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-import math
 import numbers
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from gradwire import kv
 from gradwire.mxnet.errors import KVStoreError
 
-__all__ = ["OnServers", "first_difference", "hyper_parameters", "numbers_in_use", "server_rule"]
+__all__ = ["NO_NUMBER", "OnServers", "first_difference", "hyper_parameters", "numbers_in_use", "server_rule"]
+
+NO_NUMBER = -sys.float_info.max  # in the place of None; finite, as what travels should be
 
 _NOT_SETTINGS = ("num_update", "begin_num_update", "aggregate_num")
 
@@ -27,9 +29,9 @@ def hyper_parameters(optimizer: Any) -> dict[str, str]:
 
 
 def numbers_in_use(optimizer: Any) -> dict[str, float]:
-    """Returns the numbers by which an optimizer takes its next step, by name. NaN: None, or no number any more."""
+    """Returns the numbers by which an optimizer takes its next step, by name; NO_NUMBER for None."""
     found = {
-        name: float(value) if isinstance(value, numbers.Real) else math.nan
+        name: NO_NUMBER if value is None else float(value)
         for name, value in sorted(vars(optimizer).items())
         if name not in (*_NOT_SETTINGS, "lr") and isinstance(value, numbers.Real | type(None))
     }
