@@ -239,9 +239,10 @@ def nothing_is_copied_between_the_two(folder: Path) -> None:
     np.testing.assert_array_equal(memory.view_of(part), [8, 8, 8])
     memory.view_of(part)[0] = 9
     require_equal(array, [[8, 8, 8], [9, 8, 8]])
-    assert memory.is_plain(array)
-    assert not memory.is_plain(filled(1, dtype="float16"))
-    assert not memory.is_plain(filled(1).tostype("row_sparse"))
+    assert memory.is_plain(array, "float32")
+    assert not memory.is_plain(array, "float64")
+    assert not memory.is_plain(filled(1, dtype="float16"), "float32")
+    assert not memory.is_plain(filled(1).tostype("row_sparse"), "float32")
 
 
 @case
