@@ -39,7 +39,9 @@ def pushed(store: KVStore, steps: range) -> list[Any]:
     return sums
 
 
-@pytest.mark.parametrize("codec", ["2bit:threshold=0.5", "2bit:threshold=auto", "topk"])
+@pytest.mark.parametrize(
+    "codec", ["2bit:threshold=0.5", "2bit:threshold=auto", "topk", "randomk", "qsgd", "terngrad", "natural"]
+)
 def test_residuals_of_devices_go_on(codec: str, stores: list[KVStore], tmp_path: Path) -> None:
     def opened() -> KVStore:
         store = local(stores)

@@ -155,6 +155,33 @@ def test_a_device_that_cannot_be_used_is_refused_with_the_reason(kv: KVStore, dt
     assert kv.engine.counters()["bytes_from_devices"] == kv.engine.counters()["bytes_to_devices"] == 0
 
 
+def test_randomk_draws_other_elements_in_each_round(kv: KVStore) -> None:
+    """The same ones in every round would leave all others to the residual for ever."""
+    kv.set_gradient_compression("randomk:ratio=0.25")
+    kv.init("w", np.zeros(64, np.float32))
+    total, sums = np.zeros(64, np.float32), np.zeros(64, np.float32)
+    for _ in range(60):
+        kv.pushpull("w", [np.ones(64, np.float32)] * 2, out=total)
+        sums += total
+    assert sums.min() > 0
+
+
+@pytest.mark.parametrize("codec", ["qsgd", "natural", "terngrad"])
+def test_devices_and_rounds_draw_by_themselves(codec: str) -> None:
+    """Else errors of rounding would add up over devices, and over rounds, in place of cancelling out."""
+    values = np.random.default_rng(0).standard_normal(1000).astype(np.float32)
+    seen = set()
+    for device in range(2):
+        for step in range(2):
+            devices = DeviceSum(codec, NonfiniteSums(0))
+            for _ in range(step):
+                devices.add("w", [np.zeros_like(values)] * 2)
+            given = [np.zeros_like(values), np.zeros_like(values)]
+            given[device] = values
+            seen.add(devices.add("w", given).tobytes())
+    assert len(seen) == 4
+
+
 def test_mxnets_numbers_for_four_devices(kv: KVStore) -> None:
     """tests/nightly/test_kvstore.py of MXNet: threshold .5, rate 2, four devices: 0, 0, 4, 4, 8, then down by 4."""
     kv.set_gradient_compression({"type": "2bit", "threshold": 0.5})

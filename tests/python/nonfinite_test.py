@@ -117,3 +117,15 @@ def test_devices_of_one_worker_sum_as_without_a_codec(warned: Callable[[], list[
     store.close()
     assert len(warned()) == 1
     assert warned()[0].startswith("gradwire: 'w': the values of worker 0")
+
+
+@pytest.mark.filterwarnings("ignore:gradwire")
+def test_a_float64_beyond_float32_is_infinite_where_devices_encode() -> None:
+    """As in a sum without a codec that is read as float32; it was 0."""
+    store = gw.kv.create("local")
+    store.init("w", np.zeros(2))
+    store.set_gradient_compression("int8")
+    total = np.zeros(2)
+    store.pushpull("w", np.array([1e300, 1.0]), out=total)
+    np.testing.assert_array_equal(total, [np.inf, 1])
+    store.close()

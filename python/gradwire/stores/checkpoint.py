@@ -1,7 +1,7 @@
 """What a store saves and goes on from: the engine's states, and beside them what Python keeps of its own.
 
 The engine keeps one run of bytes for each worker; here they are an .npz archive: what the caller gave, and the
-residuals and scales of values that came from several devices.
+residuals, scales and numbers of rounds of values that came from several devices.
 """
 
 from __future__ import annotations
@@ -96,11 +96,12 @@ def parse_optimizer(text: str) -> Optimizer:
 
 
 def _pack(extra: bytes, devices: DeviceSum) -> bytes:
-    residuals, scales, scales_of = devices.state()
+    residuals, scales, scales_of, rounds = devices.state()
     names = {
         "residuals": [[key, device] for key, device in residuals],
         "scales": list(scales),
         "scales_of": scales_of,
+        "rounds": list(rounds.items()),
     }
     arrays: dict[str, Any] = {
         "extra": np.frombuffer(extra, np.uint8),
@@ -135,8 +136,11 @@ def _folder(given: str | PathLike[str]) -> str:
     return os.fspath(given)
 
 
-def _states(arrays: dict[str, Any]) -> tuple[dict[tuple[Any, int], Any], dict[Any, Any], str]:
+def _states(
+    arrays: dict[str, Any],
+) -> tuple[dict[tuple[Any, int], Any], dict[Any, Any], str, dict[Any, int]]:
     names = json.loads(arrays["names"].tobytes())
     residuals = {(key, device): arrays[f"residual.{i}"] for i, (key, device) in enumerate(names["residuals"])}
     scales = {key: arrays[f"scales.{i}"] for i, key in enumerate(names["scales"])}
-    return residuals, scales, names["scales_of"]
+    rounds = dict(names.get("rounds", []))  # version 0.2.0 did not write them
+    return residuals, scales, names["scales_of"], rounds

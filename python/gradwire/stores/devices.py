@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import zlib
 from collections.abc import Hashable, Sequence
 from typing import Any
 
@@ -29,7 +30,7 @@ class DeviceSum:
         self._bytes_raw = self._bytes_encoded = self._bytes_summed = 0
         self._codec_seconds = 0.0
         self._met_nonfinite = False  # in the sum in progress
-        self._rounds: dict[tuple[Hashable, int], int] = {}
+        self._rounds: dict[Hashable, int] = {}  # of a key, by which codecs draw their random numbers
         self._shares: dict[
             tuple[Hashable, int], tuple[float, float]
         ] = {}  # |x|^2 and |residual|^2, when measured
@@ -59,9 +60,11 @@ class DeviceSum:
         if self._scales_of != self._spec:
             self._scales, self._scales_of = {}, self._spec
         self._met_nonfinite = False
-        payloads = [
-            self._encode(key, device, np.asarray(array, np.float32)) for device, array in enumerate(arrays)
-        ]
+        # A float64 may be infinite as float32.
+        with np.errstate(over="ignore"):
+            arrays = [np.asarray(array, np.float32) for array in arrays]
+        payloads = [self._encode(key, device, array) for device, array in enumerate(arrays)]
+        self._rounds[key] = self._rounds.get(key, 0) + 1
         size = int(arrays[0].size)
         reply = self._codec.encode_reply(payloads, size, reply="fp32")
         total, self._scales[key] = self._codec.decode_reply(reply, len(payloads), size, reply="fp32")
@@ -75,7 +78,7 @@ class DeviceSum:
 
     def _put_back_nonfinite(self, key: Hashable, arrays: Sequence[Any], total: Any) -> None:
         with np.errstate(invalid="ignore", over="ignore"):  # inf - inf
-            exact = np.sum([np.asarray(array, np.float32) for array in arrays], axis=0)
+            exact = np.sum(arrays, axis=0)
         missing = ~np.logical_and.reduce([np.isfinite(array) for array in arrays])
         self._nonfinite.warn(
             key, self._spec, "of what is not finite the sum is what it is without a codec", exact
@@ -140,27 +143,40 @@ class DeviceSum:
             found["share_sent"] = 1 - left / given if given else 1.0
         return found
 
-    def state(self) -> tuple[dict[tuple[Hashable, int], Any], dict[Hashable, Any], str]:
-        """Returns what the next add() depends on: residuals by (key, device), float32 (elements,); agreed scales by
-        key, float32 (units, 2); and whose they are.
+    def state(
+        self,
+    ) -> tuple[dict[tuple[Hashable, int], Any], dict[Hashable, Any], str, dict[Hashable, int]]:
+        """Returns what the next add() depends on: residuals by (key, device), float32 (elements,); agreed
+        scales by key, float32 (units, 2); whose they are; and numbers of rounds by key.
         """
         agreed = {key: scales for key, scales in self._scales.items() if scales is not None}
-        return dict(self._residuals), agreed, self._scales_of
+        return dict(self._residuals), agreed, self._scales_of, dict(self._rounds)
 
     def load(
-        self, residuals: dict[tuple[Hashable, int], Any], scales: dict[Hashable, Any], scales_of: str
+        self,
+        residuals: dict[tuple[Hashable, int], Any],
+        scales: dict[Hashable, Any],
+        scales_of: str,
+        rounds: dict[Hashable, int],
     ) -> None:
         """Goes on from what state() returned; by the codec in use, or one that use() sets before the next add()."""
         self._residuals, self._scales, self._scales_of = dict(residuals), dict(scales), scales_of
+        self._rounds = dict(rounds)
 
     def _encode(self, key: Hashable, device: int, value: Any) -> Any:
         place = (key, device)
         residual = self._residuals.setdefault(place, np.zeros(value.size, np.float32))
-        flat, step = value.reshape(-1), self._rounds.get(place, 0)
-        self._rounds[place] = step + 1
+        flat, step = value.reshape(-1), self._rounds.get(key, 0)
         measures = step < 2 or step % 16 == 0  # as the engine: it takes two more passes
         given = _squares(flat + residual) if measures else 0.0
-        payload, flagged = self._codec.encode_flagged(flat, residual=residual, scales=self._scales.get(key))
+        payload, flagged = self._codec.encode_flagged(
+            flat,
+            residual=residual,
+            scales=self._scales.get(key),
+            key=zlib.crc32(str(key).encode()),  # the same in a job that resumes, whatever the order of its keys
+            rank=device,
+            step=step,
+        )
         self._met_nonfinite |= flagged
         if measures:
             self._shares[place] = (given, _squares(residual))

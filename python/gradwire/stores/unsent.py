@@ -20,6 +20,6 @@ class Unsent:
 
     keys: dict[Key, Any] = field(default_factory=dict)
     tables: dict[Key, tuple[Any, Any]] = field(default_factory=dict)
-    devices: tuple[dict[tuple[Any, int], Any], dict[Any, Any], str] = field(
-        default_factory=lambda: ({}, {}, "")
+    devices: tuple[dict[tuple[Any, int], Any], dict[Any, Any], str, dict[Any, int]] = field(
+        default_factory=lambda: ({}, {}, "", {})
     )
