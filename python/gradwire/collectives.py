@@ -38,6 +38,7 @@ __all__ = ["Begun", "Collectives"]
 _Result = TypeVar("_Result")
 
 _COMPLEX = {"complex64": "float32", "complex128": "float64"}  # two of which they are
+_OPS = ("sum", "average", "min", "max", "product")
 _DTYPES = ("uint8", "int8", "int32", "int64", "float16", "bfloat16", "float32", "float64", *_COMPLEX)
 
 
@@ -144,6 +145,7 @@ class Collectives:
         self.await_begun()
         with told_to_all(self._engine, "broadcast"):
             target = _writable("broadcast", array, array)
+            _require_rank("broadcast", root, self._engine.num_workers)
             memory = _bytes(target)
         self._engine.collective_broadcast(
             memory, _real_dtype(target), root, _agreed(target, shape=tuple(target.shape))
@@ -288,7 +290,14 @@ def _numbers(array: Any) -> int:
     return 2 if _dtype(array) in _COMPLEX else 1
 
 
+def _require_rank(verb: str, root: Any, workers: int) -> None:
+    if not isinstance(root, int | np.integer) or not 0 <= root < workers:
+        raise ValueError(f"{verb}: root={root!r} is not a worker rank; expected 0 to {workers - 1}")
+
+
 def _require_op(verb: str, op: str, array: Any) -> None:
+    if op not in _OPS:
+        raise ValueError(f"{verb}: unknown op {op!r}; valid are {', '.join(_OPS)}")
     if _dtype(array) in _COMPLEX and op not in ("sum", "average"):
         raise ValueError(f"{verb}: op={op!r} of {_dtype(array)}, expected 'sum' or 'average'")
 

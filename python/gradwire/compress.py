@@ -52,7 +52,8 @@ def spec_text(name: str, parameters: Mapping[str, Any]) -> str:
     given = ",".join(
         f"{key}={words[value] if isinstance(value, bool) else value}" for key, value in parameters.items()
     )
-    return f"{name}:{given}" if given else name
+    separator = "," if ":" in name else ":"
+    return f"{name}{separator}{given}" if given else name
 
 
 def make(name: str, **parameters: float | str | bool) -> Codec:
@@ -142,8 +143,9 @@ class Compression:
                 "exact".
 
         Raises:
-            ValueError: a missing or unknown type, an unknown parameter, a reply that the codec does not have, or
-                weights that servers cannot send.
+            TypeError: given is neither text nor a mapping.
+            ValueError: a missing or unknown type, an unknown parameter or one that is given twice, a reply that the
+                codec does not have, or weights that servers cannot send.
         """
         parameters = cls._parameters(given)
         name = str(parameters.pop("type"))
@@ -177,15 +179,24 @@ class Compression:
     def _parameters(given: str | Mapping[str, Any] | None) -> dict[str, Any]:
         if given is None:
             return {"type": "none"}
+        if not isinstance(given, str | Mapping):
+            raise TypeError(
+                f"gradient compression: {given!r} is a {type(given).__name__}, expected text such as "
+                "'2bit:threshold=0.5' or a mapping such as {'type': '2bit', 'threshold': 0.5}"
+            )
         if isinstance(given, Mapping):
             if "type" not in given:
                 raise ValueError(
                     f"gradient compression: {dict(given)!r} has no 'type'; expected e.g. "
                     "{'type': '2bit', 'threshold': 0.5}"
                 )
-            return dict(given)
+            own = {key: value for key, value in given.items() if key != "type"}
+            parameters = Compression._parameters(str(given["type"]))
+            for key in own:
+                _require_once(given, key, parameters)
+            return parameters | own
         name, _, rest = given.partition(":")
-        parameters: dict[str, Any] = {"type": name}
+        parameters = {"type": name}
         before, says, after = f",{rest}".partition(",weights=")  # a spec of its own, and so the last one
         if says:
             rest, parameters["weights"] = before.removeprefix(","), after
@@ -196,6 +207,7 @@ class Compression:
                     f"gradient compression: {word!r} in {given!r} is not name=value; expected e.g. "
                     "'2bit:threshold=0.5,reply=2bit'"
                 )
+            _require_once(given, key, parameters)
             parameters[key] = value
         return parameters
 
@@ -203,3 +215,8 @@ class Compression:
         separator = "," if ":" in self.spec else ":"
         weights = "" if self.weights == "fp32" else f",weights={self.weights}"
         return f"{self.spec}{separator}reply={self.reply}{weights}"
+
+
+def _require_once(given: object, key: str, before: Mapping[str, Any]) -> None:
+    if key in before:
+        raise ValueError(f"gradient compression: {given!r} says {key} twice; leave one out")

@@ -238,12 +238,48 @@ def test_list_names_every_codec() -> None:
             "2bit:threshold=0.5,nonfinite=mxnet",
             "fp32",
         ),
+        ({"type": "int8:block=64"}, "int8:block=64,nonfinite=skip", "int8"),
+        ({"type": "int8:block=64", "reply": "fp32"}, "int8:block=64,nonfinite=skip", "fp32"),
     ],
 )
 def test_what_users_write_becomes_one_spec(written: Any, spec: str, reply: str) -> None:
     parsed = Compression.parse(written)
     assert (parsed.spec, parsed.reply) == (spec, reply)
     assert Compression.parse(str(parsed)) == parsed
+
+
+def test_a_whole_spec_has_the_defaults_of_a_front_end() -> None:
+    defaults = {"2bit": {"threshold": "auto"}}
+    for wanted in ("2bit:nonfinite=skip", {"type": "2bit:nonfinite=skip"}):
+        assert Compression.parse(wanted, defaults=defaults).spec.startswith("2bit:threshold=auto")
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        "2bit:threshold=1,threshold=2",
+        "int8:reply=fp32,reply=int8",
+        "2bit:type=int8",
+        {"type": "2bit:threshold=1", "threshold": 2},
+    ],
+)
+def test_what_is_said_twice(given: Any) -> None:
+    with pytest.raises(ValueError, match="twice"):
+        Compression.parse(given)
+
+
+@pytest.mark.parametrize("given", [5, b"int8", ["int8"]])
+def test_a_compression_that_is_neither_text_nor_mapping(given: Any) -> None:
+    with pytest.raises(TypeError, match=r"is a .*, expected text such as"):
+        Compression.parse(given)
+
+
+def test_parameters_beside_those_of_a_spec() -> None:
+    grad = np.array([0.3, -0.2], np.float32)
+    made = compress.make("2bit:threshold=0.25", nonfinite="mxnet")
+    assert_array_equal(
+        made.encode(grad), compress.make("2bit", threshold=0.25, nonfinite="mxnet").encode(grad)
+    )
 
 
 @pytest.mark.parametrize("threshold", [0, -0.5, float("nan"), float("inf"), -float("inf"), 1e-60, "none", ""])

@@ -119,6 +119,17 @@ ONE_RANKS: dict[str, Callable[[KVStore, bool], Any]] = {
     "all_reduce, sparse": lambda store, odd: store.collectives.all_reduce(
         torch.eye(2).to_sparse() if odd else torch.eye(2)
     ),
+    "all_reduce, op": lambda store, odd: store.collectives.all_reduce(np.ones(2), "mean" if odd else "sum"),
+    "all_reduce, no op": lambda store, odd: store.collectives.all_reduce(np.ones(2), None if odd else "sum"),  # type: ignore[arg-type]
+    "all_reduce, average of integers": lambda store, odd: store.collectives.all_reduce(
+        np.ones(2, int), "average" if odd else "sum"
+    ),
+    "reduce_scatter, op": lambda store, odd: store.collectives.reduce_scatter(
+        np.ones(2), "avg" if odd else "sum"
+    ),
+    "broadcast, root": lambda store, odd: store.collectives.broadcast(np.ones(2), 2 if odd else 0),
+    "broadcast, a root below 0": lambda store, odd: store.collectives.broadcast(np.ones(2), -1 if odd else 0),
+    "broadcast, no number": lambda store, odd: store.collectives.broadcast(np.ones(2), "0" if odd else 0),  # type: ignore[arg-type]
     "reduce_scatter, no rows": lambda store, odd: store.collectives.reduce_scatter(
         np.ones((), np.float32) if odd else np.ones(2, np.float32)
     ),
@@ -139,6 +150,9 @@ ONE_RANKS: dict[str, Callable[[KVStore, bool], Any]] = {
     ),
     "push_pull, a new key": lambda store, odd: store.push_pull("w", [1.0] if odd else np.ones(2, np.float32)),
     "set_gradient_compression": lambda store, odd: store.set_gradient_compression("2bits" if odd else "2bit"),
+    "set_gradient_compression, a number": lambda store, odd: store.set_gradient_compression(
+        2 if odd else "2bit"  # type: ignore[arg-type]
+    ),
     "set_optimizer": lambda store, odd: store.set_optimizer("sgd", learning_rate=-1 if odd else 1),
     "set_optimizer, a word": lambda store, odd: store.set_optimizer("sgd", learning_rate="1" if odd else 1),
 }
