@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 import functools
 import gc
 import re
@@ -345,6 +346,26 @@ def test_a_whole_number_of_numpy_is_a_key(kv: KVStore) -> None:
     kv.init(np.arange(2), [ones(), ones(value=2)])
     assert_array_equal(pulled(kv, 1), ones(value=2))
     assert_array_equal(pulled(kv, np.int64(1)), ones(value=2))
+
+
+class _Name(str, enum.Enum):
+    BIAS = "b"
+
+
+def test_other_kinds_of_text_are_keys(kv: KVStore) -> None:
+    """They name what plain text does, and are no other kind of key."""
+    kv.init("a", ones())
+    kv.init(_Name.BIAS, ones(value=2))
+    kv.init(np.array(["c", "d"]), [ones(value=3), ones(value=4)])
+    for name, value in zip("abcd", range(1, 5), strict=True):
+        assert_array_equal(pulled(kv, name), ones(value=value))
+    assert_array_equal(pulled(kv, _Name.BIAS), ones(value=2))
+
+
+@pytest.mark.parametrize("value", [np.float32(1), gradwire.RowSparse([], [], shape=(2, 2))])
+def test_one_value_for_a_list_of_keys(kv: KVStore, value: Any) -> None:
+    with pytest.raises(TypeError, match=r"push: 2 keys but a .*, expected a list of one value per key"):
+        kv.push(["a", "b"], value)
 
 
 @pytest.mark.parametrize(("given", "first"), [("a", 3), (3, "a")])

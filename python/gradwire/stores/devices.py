@@ -173,7 +173,8 @@ class DeviceSum:
             flat,
             residual=residual,
             scales=self._scales.get(key),
-            key=zlib.crc32(str(key).encode()),  # the same in a job that resumes, whatever the order of its keys
+            # The same number in a run that resumes, whatever the order of its keys.
+            key=zlib.crc32(str(key).encode()),
             rank=device,
             step=step,
         )

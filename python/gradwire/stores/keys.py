@@ -17,10 +17,16 @@ def pairs(verb: str, key: Key | Sequence[Key], value: Any) -> tuple[list[Key], l
     if not isinstance(key, list | tuple | np.ndarray):
         raise TypeError(f"{verb}: key is {key!r}, expected a str, an int or a list of them")
     keys = [_key(verb, name) for name in key]
-    if value is None or len(value) != len(keys):
-        given = "none" if value is None else str(len(value))
+    try:
+        values = list(() if value is None else value)
+    except TypeError:  # one number
+        raise TypeError(
+            f"{verb}: {len(keys)} keys but a {type(value).__name__}, expected a list of one value per key"
+        ) from None
+    if value is None or len(values) != len(keys):
+        given = "none" if value is None else str(len(values))
         raise ValueError(f"{verb}: {len(keys)} keys but {given} values; give one value per key")
-    return keys, list(value)
+    return keys, values
 
 
 def gathered(keys: Sequence[Key], *values: Sequence[Any]) -> tuple[list[Key], list[list[Any]]]:
@@ -51,7 +57,7 @@ def _key(verb: str, key: Any) -> Key:
         key.encode()
     except UnicodeEncodeError:
         raise ValueError(f"{verb}: key {key!r} is not text that UTF-8 can write; name it otherwise") from None
-    return key
+    return str.__str__(key)  # NumPy's text and members of a StrEnum name what plain text does
 
 
 def check_priority(verb: str, priority: Any) -> None:
