@@ -89,18 +89,23 @@ class RowSparse:
         dense = _array(array) if hasattr(array, "detach") else np.asarray(array)
         if dense.ndim == 0:
             raise ValueError("RowSparse.from_dense: the array has no dimension, and so no rows")
-        ids = np.flatnonzero(_is_not_zero(dense).reshape(len(dense), -1).any(axis=1))
+        ids = np.flatnonzero(_is_not_zero(dense).any(axis=tuple(range(1, dense.ndim))))
         return cls(ids, dense[ids], dense.shape)
 
     def to_dense(self) -> Any:
         """Returns the whole array, as NumPy's float32.
 
         Raises:
-            ValueError: shape is not known.
+            ValueError: shape is not known, or a row is outside it.
         """
         if self.shape is None:
             raise ValueError(
                 "RowSparse.to_dense: shape is not known; give it to RowSparse(row_ids, rows, shape)"
+            )
+        outside = self.row_ids[(self.row_ids < 0) | (self.row_ids >= self.shape[0])]
+        if outside.size:
+            raise ValueError(
+                f"RowSparse.to_dense: row_ids hold {outside[0]}, outside an array of {self.shape[0]} rows"
             )
         dense = np.zeros(self.shape, np.float32)
         np.add.at(dense, self.row_ids, _floats(self.rows).reshape(-1, *self.shape[1:]))
@@ -364,6 +369,12 @@ def _expect_room(key: Key, out: Any, shape: tuple[int, ...]) -> None:
             raise ValueError(
                 f"row_sparse_pull: out of key {key!r} is {given}, expected a RowSparse or an array of shape {shape}"
             )
+        if _dtype(item) not in _DTYPES:
+            raise ValueError(
+                f"row_sparse_pull: out of key {key!r} is {_dtype(item)}, expected one of {', '.join(_DTYPES)}"
+            )
+        if isinstance(item, np.ndarray) and not item.flags.writeable:
+            raise ValueError(f"row_sparse_pull: out of key {key!r} is read-only; give a writable array")
 
 
 def _deliver(out: Any, table: _Table, distinct: Any, found: Any, places: Any) -> None:

@@ -336,6 +336,34 @@ def test_what_is_no_rows_is_refused(ids: Any, rows: Any, text: str) -> None:
         gw.RowSparse(ids, rows)
 
 
+@pytest.mark.parametrize(
+    ("out", "text"),
+    [
+        (np.zeros((1, 3), np.int32), "int32, expected one of float32"),  # it got the rows' whole parts
+        (torch.zeros(1, 3, dtype=torch.bool), "bool, expected one of float32"),
+        (np.broadcast_to(np.float32(0), (1, 3)), "read-only; give a writable array"),
+    ],
+)
+def test_an_out_that_cannot_hold_rows_is_refused_before_they_are_asked_for(
+    kv: KVStore, out: Any, text: str
+) -> None:
+    kv.init("table", gw.RowSparse([], [], SHAPE))
+    with pytest.raises(ValueError, match=f"row_sparse_pull: out of key 'table' is {text}"):
+        kv.row_sparse_pull("table", out, row_ids=[1])
+
+
+def test_an_array_without_rows_has_none() -> None:
+    found = gw.RowSparse.from_dense(np.zeros((0, 3), np.float32))
+    assert len(found.row_ids) == 0
+    assert found.to_dense().shape == (0, 3)
+
+
+@pytest.mark.parametrize("row", [-1, 3])
+def test_a_row_outside_its_array_is_none_of_it(row: int) -> None:
+    with pytest.raises(ValueError, match=f"row_ids hold {row}, outside an array of 3 rows"):
+        gw.RowSparse([row], np.ones((1, 2), np.float32), (3, 2)).to_dense()
+
+
 def test_tables_and_dense_keys_are_not_mixed_up(kv: KVStore) -> None:
     dense = np.zeros(4, np.float32)
     kv.init("dense", dense)
