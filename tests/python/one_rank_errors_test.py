@@ -140,6 +140,12 @@ ONE_RANKS: dict[str, Callable[[KVStore, bool], Any]] = {
     "all_to_all, one array": lambda store, odd: store.collectives.all_to_all(
         [np.ones(2)] * (1 if odd else 2)
     ),
+    "broadcast of a key, read-only": lambda store, odd: store.broadcast(
+        "w", np.broadcast_to(np.float32(1), 2) if odd else np.ones(2, np.float32)
+    ),
+    "broadcast of a key, out": lambda store, odd: store.broadcast(
+        "w", np.ones(2, np.float32), np.ones(3 if odd else 2, np.float32)
+    ),
     "init, a list of numbers": lambda store, odd: store.init("w", [1.0] if odd else np.ones(2, np.float32)),
     "init, of whole numbers": lambda store, odd: store.init("w", np.ones(2, int if odd else np.float32)),
     "init, a key twice": lambda store, odd: store.init(

@@ -57,6 +57,14 @@ class DenseKeys:
             found.append(FirstValue(array, real_shape(first), _declared_dtype(first)))
         return found
 
+    def expect_outs(
+        self, verb: str, keys: Sequence[Key], values: Sequence[FirstValue], outs: Sequence[Any]
+    ) -> None:
+        """Raises ValueError or TypeError for outs to which these first values cannot be written."""
+        for key, value, out in zip(keys, values, outs, strict=True):
+            target = Target(verb, key, out, dtype_of(value.array), self._uses_devices)
+            _expect_size(verb, key, size_of(value.array), size_of(target.array))
+
     def init(self, keys: Sequence[Key], values: Sequence[FirstValue], root: int) -> None:
         """Declares keys and stores root's values. Collective."""
         ids = self._engine.declare(
@@ -94,14 +102,14 @@ class DenseKeys:
         stay = self._uses_devices and dtype == "float32" and all(is_on_device(part) for part in values)
         arrays = [numbers_of(verb, key, part, dtype, stay) for part in values]
         expect_one_shape(f"{verb}: the values of key {key!r}", arrays)
-        self._expect_size(verb, key, size_of(arrays[0]))
+        _expect_size(verb, key, self._sizes[key], size_of(arrays[0]))
         return arrays
 
     def target(self, verb: str, key: Key, out: Any) -> Target:
         """Where a pull of the key is to write."""
         self._require_known(verb, key)
         target = Target(verb, key, out, self._dtypes[key], self._uses_devices)
-        self._expect_size(verb, key, size_of(target.array))
+        _expect_size(verb, key, self._sizes[key], size_of(target.array))
         return target
 
     def _require_known(self, verb: str, key: Key) -> None:
@@ -112,9 +120,10 @@ class DenseKeys:
             meant = f"; did you mean {near!r}?" if near else ""
             raise ValueError(f"{verb}: key {key!r} has not been initialised{meant}; call init first")
 
-    def _expect_size(self, verb: str, key: Key, given: int) -> None:
-        if given != self._sizes[key]:
-            raise ValueError(f"{verb}: key {key!r} has {self._sizes[key]} elements, {given} given")
+
+def _expect_size(verb: str, key: Key, size: int, given: int) -> None:
+    if given != size:
+        raise ValueError(f"{verb}: key {key!r} has {size} elements, {given} given")
 
 
 def _declared_dtype(value: Any) -> str:

@@ -393,8 +393,9 @@ class KVStore(Worker):
             raise ValueError("broadcast: rows are stored by init() and read by row_sparse_pull(); call these")
         if isinstance(out, int | np.integer):
             out, root_rank = None, int(out)
-        self._declare("broadcast", key, value, root_rank)
-        self.pull(key, value if out is None else out, priority)
+        outs = value if out is None else out
+        self._declare("broadcast", key, value, root_rank, outs)
+        self.pull(key, outs, priority)
 
     def push_pull(
         self, name: Key | Sequence[Key], tensor: Any, output: Any = None, priority: int = 0
@@ -468,7 +469,7 @@ class KVStore(Worker):
     # What a call was given is checked whole before any of it is sent: a call that fails halfway would leave this
     # worker a round ahead of the others in the keys before the mistake.
 
-    def _declare(self, verb: str, key: Key | Sequence[Key], value: Any, root: int) -> None:
+    def _declare(self, verb: str, key: Key | Sequence[Key], value: Any, root: int, outs: Any = None) -> None:
         has_rows = holds_rows(value)
         with told_to_all(self.engine, "declare rows" if has_rows else "declare"):
             keys, values = pairs(verb, key, value)
@@ -488,6 +489,8 @@ class KVStore(Worker):
                 once.add(name)
             first_rows = self.rows.checked(verb, keys, values) if has_rows else []
             first_values = [] if has_rows else self.dense.checked(verb, keys, values)
+            if outs is not None:
+                self.dense.expect_outs(verb, keys, first_values, pairs(verb, key, outs)[1])
         if has_rows:
             self.rows.init(keys, first_rows, root)
         else:
