@@ -16,6 +16,9 @@ EF21 sends the changes of the gradient. The sum of what all workers sent approxi
     feedback.add(codec.decode_sum(payloads_of_all_ranks, grad.size))   # one of them is feedback.encode(grad)
     mean = feedback.sum / world_size
 
+Codecs that draw random numbers (qsgd, terngrad, natural, randomk) draw the same ones for the same step: give every
+encode() the number of its round, `step=`. With one step for all rounds, randomk never sends most elements.
+
 `gradwire codecs` lists all codecs with their parameters.
 """
 
