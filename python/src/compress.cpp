@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <limits>
 
 #include "compress/codecs.h"
 #include "compress/ef21.h"
@@ -93,9 +94,20 @@ std::span<float> residual_of(const std::optional<GivenRoom>& residual, std::size
   return floats;
 }
 
+/// With more, a size in bytes could wrap, and bytes of another size would pass for those of a payload.
+constexpr std::size_t kMostElements = std::numeric_limits<std::size_t>::max() / 64;
+
+void require_countable(const char* verb, std::size_t elements) {
+  if (elements <= kMostElements) return;
+  throw std::invalid_argument(std::string(verb) + ": elements=" + std::to_string(elements) +
+                              " is more than any memory holds, expected at most " +
+                              std::to_string(kMostElements));
+}
+
 void require_elements(const char* verb, std::size_t elements) {
   if (elements == 0)
     throw std::invalid_argument(std::string(verb) + ": no element given, expected at least 1");
+  require_countable(verb, elements);
 }
 
 /// What is drawn by chance is drawn by codec unit.
@@ -150,6 +162,7 @@ void decode_sum_into(const Codec& codec, const std::vector<GivenArray>& payloads
 }
 
 NumpyFloats decode_sum(const Codec& codec, const std::vector<GivenArray>& payloads, std::size_t elements) {
+  require_elements("decode_sum", elements);
   std::unique_ptr<float[]> out(new float[elements]);
   decode_sum_into(codec, payloads, elements, {out.get(), elements});
   return numpy_floats(std::move(out), elements);
@@ -299,6 +312,7 @@ void bind_error_feedback(nb::module_& module) {
           "__init__",
           [](ErrorFeedback* self, const Codec& codec, std::size_t elements, const std::string& residual,
              float momentum, bool nesterov, bool factor_masking, bool can_roll_back) {
+            require_countable("ErrorFeedback", elements);
             new (self) ErrorFeedback(
                 codec, elements,
                 {compress::residual_type(residual), momentum, nesterov, factor_masking, can_roll_back});
@@ -354,10 +368,16 @@ void bind_ef21(nb::module_& module) {
       "stands for to the estimate. One object a tensor, or partition of it; one thread at a time.\n\n"
       "A round: encode(), the exchange of payloads, add() of their sum; then sum / workers is the mean.\n\n"
       "Source: Richtarik et al. 2021, 'EF21', algorithm 2; each worker keeps what the paper's master keeps.")
-      .def(nb::init<const Codec&, std::size_t>(), nb::keep_alive<1, 2>(), "codec"_a, "elements"_a,
-           "elements: of the tensor, or partition. Raises ValueError: none; a codec that loses nothing; a "
-           "codec "
-           "that does not send 0 for 0\n(1bit with a fixed threshold), with which no estimate settles.")
+      .def(
+          "__init__",
+          [](EF21* self, const Codec& codec, std::size_t elements) {
+            require_countable("EF21", elements);
+            new (self) EF21(codec, elements);
+          },
+          nb::keep_alive<1, 2>(), "codec"_a, "elements"_a,
+          "elements: of the tensor, or partition. Raises ValueError: none; a codec that loses nothing; a "
+          "codec "
+          "that does not send 0 for 0\n(1bit with a fixed threshold), with which no estimate settles.")
       .def(
           "encode", &feedback_encode<EF21>, "grad"_a.noconvert(), nb::kw_only(),
           "scales"_a.noconvert() = nb::none(), "key"_a = 0, "rank"_a = 0, "step"_a = 0, "offset"_a = 0,
@@ -407,8 +427,13 @@ void bind_compress(nb::module_& module) {
           [](const Codec& c, const std::string& reply) { (void)compress::reply_kind(c, reply); }, "reply"_a,
           "Raises ValueError, naming the replies that there are, where servers cannot answer so.")
       .def_prop_ro("agrees_scales", &Codec::agrees_scales)
-      .def("max_encoded_size", &Codec::max_encoded_size, "elements"_a,
-           "Largest payload of that many elements, in bytes.")
+      .def(
+          "max_encoded_size",
+          [](const Codec& c, std::size_t elements) {
+            require_countable("max_encoded_size", elements);
+            return c.max_encoded_size(elements);
+          },
+          "elements"_a, "Largest payload of that many elements, in bytes.")
       .def(
           "encode",
           [](const Codec& c, const GivenArray& grad, const std::optional<GivenRoom>& residual,

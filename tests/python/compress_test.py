@@ -305,6 +305,31 @@ def test_a_codec_that_is_not_there(name: str, parameters: dict[str, Any], reason
         compress.make(name, **parameters)
 
 
+NOTHING = np.zeros(0, np.uint8)
+
+
+@pytest.mark.parametrize("elements", [2**58 + 1, 2**62, 2**63, 2**64 - 1])
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda codec, n: codec.encode_reply([NOTHING], n, reply="fp32"),
+        lambda codec, n: codec.encode_reply([NOTHING], n, reply=codec.name),
+        lambda codec, n: codec.decode_reply(NOTHING, 1, n, reply="fp32"),
+        lambda codec, n: codec.decode(NOTHING, n),
+        lambda codec, n: codec.max_encoded_size(n),
+        lambda codec, n: compress.ErrorFeedback(codec, n, residual="bf16"),
+        lambda codec, n: compress.EF21(codec, n),
+        lambda codec, n: compress.lossless_encode(NOTHING, n),
+        lambda codec, n: compress.lossless_decode(NOTHING, n),
+    ],
+)
+@pytest.mark.parametrize("name", compress.list())
+def test_more_elements_than_sizes_can_count(name: str, call: Any, elements: int) -> None:
+    """Their bytes wrapped to 0, so no payload at all passed for theirs, and memory beyond it was read."""
+    with pytest.raises(ValueError, match=f"elements={elements} is more than any memory holds"):
+        call(compress.make(name), elements)
+
+
 # ------------------------------------------------------------------------------------- arrays of any kind
 
 
