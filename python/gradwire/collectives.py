@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import numpy as np
 
-from gradwire.stores.arrays import layout_of
+from gradwire.stores.arrays import is_array, layout_of
 from gradwire.stores.refusals import told_to_all
 
 if TYPE_CHECKING:
@@ -304,7 +304,7 @@ def _require_op(verb: str, op: str, array: Any) -> None:
 
 def _checked(verb: str, array: Any) -> Any:
     """A NumPy array, or a tensor without its history."""
-    if not hasattr(array, "dtype") or not hasattr(array, "shape"):
+    if not is_array(array):
         raise TypeError(f"{verb}: given a {type(array).__name__}, expected a NumPy or PyTorch array")
     if _dtype(array) not in _DTYPES:
         raise ValueError(f"{verb}: dtype {_dtype(array)} is not one of {', '.join(_DTYPES)}")

@@ -104,6 +104,17 @@ def test_ranks_whose_layouts_differ() -> None:
     )
 
 
+class _OtherLibrarys:
+    """An array such as JAX's or pandas' own."""
+
+    dtype = np.dtype(np.float32)
+    shape = (2,)
+    device = "cpu"
+
+    def __array__(self, *_: Any) -> Any:
+        return np.ones(self.shape, self.dtype)
+
+
 ONE_RANKS: dict[str, Callable[[KVStore, bool], Any]] = {
     "broadcast_parameters, no names": lambda store, odd: gw.torch.broadcast_parameters(
         [torch.ones(2)] if odd else {"w": torch.ones(2)},
@@ -147,6 +158,15 @@ ONE_RANKS: dict[str, Callable[[KVStore, bool], Any]] = {
         "w", np.ones(2, np.float32), np.ones(3 if odd else 2, np.float32)
     ),
     "init, a list of numbers": lambda store, odd: store.init("w", [1.0] if odd else np.ones(2, np.float32)),
+    "init, of another library": lambda store, odd: store.init(
+        "w", _OtherLibrarys() if odd else np.ones(2, np.float32)
+    ),
+    "broadcast of a key, out of another library": lambda store, odd: store.broadcast(
+        "w", np.ones(2, np.float32), _OtherLibrarys() if odd else np.ones(2, np.float32)
+    ),
+    "all_reduce, of another library": lambda store, odd: store.collectives.all_reduce(
+        _OtherLibrarys() if odd else np.ones(2, np.float32)
+    ),
     "init, of whole numbers": lambda store, odd: store.init("w", np.ones(2, int if odd else np.float32)),
     "init, a key twice": lambda store, odd: store.init(
         ["a", "a"] if odd else ["a", "b"], [np.ones(2, np.float32)] * 2
@@ -160,6 +180,9 @@ ONE_RANKS: dict[str, Callable[[KVStore, bool], Any]] = {
         2 if odd else "2bit"  # type: ignore[arg-type]
     ),
     "set_optimizer": lambda store, odd: store.set_optimizer("sgd", learning_rate=-1 if odd else 1),
+    "set_optimizer, beyond floats": lambda store, odd: store.set_optimizer(
+        "sgd", learning_rate=10**400 if odd else 1
+    ),
     "set_optimizer, a word": lambda store, odd: store.set_optimizer("sgd", learning_rate="1" if odd else 1),
 }
 

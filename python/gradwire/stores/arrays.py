@@ -100,12 +100,17 @@ def as_numbers(value: Any, dtype: str) -> Any:
 
 def expect_numbers(verb: str, key: Key, value: Any) -> None:
     """Raises TypeError for what is no array, ValueError for one of another dtype."""
-    if not hasattr(value, "dtype"):
+    if not is_array(value):
         raise TypeError(
             f"{verb}: the value of key {key!r} is a {type(value).__name__}, expected a NumPy or PyTorch array"
         )
     _check_dtype(f"{verb}: the value of key {key!r}", value)
     _expect_dense(f"{verb}: the value of key {key!r}", value)
+
+
+def is_array(value: Any) -> bool:
+    """True for NumPy's arrays and numbers, and PyTorch's tensors. Arrays of other libraries have a dtype, too."""
+    return isinstance(value, np.ndarray | np.generic) or (hasattr(value, "dtype") and hasattr(value, "detach"))
 
 
 def real_shape(value: Any) -> list[int]:
@@ -145,7 +150,7 @@ def _out(verb: str, key: Key, out: Any) -> Any:
     """Checks one array that a pull is to write to; a tensor of torch comes back without its history, a complex array
     as real numbers.
     """
-    if not hasattr(out, "dtype") or isinstance(out, np.generic):
+    if not is_array(out) or isinstance(out, np.generic):
         raise TypeError(
             f"{verb}: out of key {key!r} is a {type(out).__name__}, expected a NumPy or PyTorch array to write to"
         )

@@ -570,4 +570,9 @@ def _number(optimizer: str, parameter: str, value: Any) -> float:
         raise ValueError(
             f"set_optimizer: {parameter}={value!r} of {optimizer} is a {type(value).__name__}, expected a number"
         )
-    return float(value)
+    try:
+        return float(value)
+    except OverflowError:
+        raise ValueError(
+            f"set_optimizer: {parameter} of {optimizer} is a whole number beyond 1.8e308, expected a float"
+        ) from None
