@@ -200,6 +200,12 @@ void Segmented::require_elements(std::size_t elements) const {
                               std::to_string(elements_));
 }
 
+void Segmented::require_scales(std::size_t scales) const {
+  if (scales == 0 || scales == unit_count()) return;
+  throw std::invalid_argument("segments: " + std::to_string(scales) + " scales given, expected " +
+                              std::to_string(unit_count()) + " or none");
+}
+
 std::size_t Segmented::unit_count() const noexcept {
   std::size_t units = 0;
   for (const std::uint32_t elements : segment_elements_) units += compress::unit_count(elements);
@@ -234,7 +240,10 @@ Encoded Segmented::encode(std::span<const float> grad, std::span<float> residual
                           std::span<const UnitScale> scales, std::span<std::byte> out,
                           const Position& position) const {
   require_elements(grad.size());
-  expect_usable_scales(name(), scales);  // all of them, before the first segment changes its residual
+  // All of them, before the first segment changes its residual.
+  expect_encode_spans(name(), elements_, residual.size(), out.size(), max_encoded_size(elements_));
+  require_scales(scales.size());
+  expect_usable_scales(name(), scales);
   Writer writer(out, segment_elements_.size());
   std::size_t at = 0, unit = 0;
   for (const std::uint32_t elements : segment_elements_) {
@@ -277,6 +286,8 @@ std::size_t Segmented::max_reply_size(std::size_t, std::size_t ways, ReplyKind k
 Encoded Segmented::encode_reply(std::span<const Payload> payloads, std::size_t elements, ReplyKind kind,
                                 std::span<float> residual, std::span<std::byte> out) const {
   require_elements(elements);
+  expect_encode_spans(name(), elements, residual.size(), out.size(),
+                      max_reply_size(elements, payloads.size(), kind));
   Reader reader(payloads, segment_elements_);
   Writer writer(out, segment_elements_.size());
   std::size_t at = 0;
@@ -342,6 +353,8 @@ void Segmented::decode_sum(const SummedRound& round, std::span<float> out) const
 Encoded Segmented::encode_reply(const SummedRound& round, std::size_t elements, ReplyKind kind,
                                 std::span<float> residual, std::span<std::byte> out) const {
   require_elements(elements);
+  expect_encode_spans(name(), elements, residual.size(), out.size(),
+                      max_reply_size(elements, round.ways, kind));
   SummedReader reader(*this, round);
   Writer writer(out, segment_elements_.size());
   std::size_t at = 0;
@@ -357,6 +370,7 @@ Encoded Segmented::encode_reply(const SummedRound& round, std::size_t elements, 
 void Segmented::decode_reply(Payload reply, std::size_t ways, ReplyKind kind, std::span<float> out,
                              std::span<UnitScale> next) const {
   require_elements(out.size());
+  require_scales(next.size());
   Reader reader({&reply, 1}, segment_elements_);
   std::size_t at = 0, unit = 0;
   for (const std::uint32_t elements : segment_elements_) {

@@ -83,6 +83,7 @@ class Segmented final : public Codec, public IntegerSums {
   class Reader;
   class SummedReader;
   void require_elements(std::size_t elements) const;
+  void require_scales(std::size_t scales) const;
 
   const Codec& inner_;
   std::vector<std::uint32_t> segment_elements_;

@@ -192,5 +192,30 @@ TEST(Segmented, MisuseIsAnInvalidArgument) {
   EXPECT_THROW(Segmented(*inner, {3, 4}).encode(gaussian(8, 1), {}, {}, out), std::invalid_argument);
 }
 
+// Segments are parts of what a caller gives, so what is too short is refused before the first one is cut off.
+TEST(Segmented, WhatIsTooShortForAllSegmentsIsAnInvalidArgument) {
+  const auto inner = make(parse_spec("2bit:threshold=auto"));
+  const Segmented codec(*inner, {3, 4});
+  const auto grad = gaussian(7, 1);
+  std::vector<float> residual(7, 1), sum(7);
+  std::vector<UnitScale> scales(2, {1, 1});
+  std::vector<std::byte> out(codec.max_encoded_size(7));
+  EXPECT_THROW(codec.encode(grad, std::span(residual).first(6), {}, out), std::invalid_argument);
+  EXPECT_THROW(codec.encode(grad, residual, {}, std::span(out).first(out.size() - 1)), std::invalid_argument);
+  EXPECT_THROW(codec.encode(grad, residual, std::span(scales).first(1), out), std::invalid_argument);
+  EXPECT_EQ(residual, std::vector<float>(7, 1));
+
+  const auto payload = encoded(codec, grad, {}, {});
+  const Payload payloads[] = {payload};
+  std::vector<std::byte> reply(codec.max_reply_size(7, 1, ReplyKind::kSame));
+  EXPECT_THROW(codec.encode_reply(payloads, 7, ReplyKind::kSame, std::span(residual).first(6), reply),
+               std::invalid_argument);
+  EXPECT_THROW(codec.encode_reply(payloads, 7, ReplyKind::kSame, residual, std::span(reply).first(20)),
+               std::invalid_argument);
+  reply.resize(codec.encode_reply(payloads, 7, ReplyKind::kSame, residual, reply).bytes);
+  EXPECT_THROW(codec.decode_reply(reply, 1, ReplyKind::kSame, sum, std::span(scales).first(1)),
+               std::invalid_argument);
+}
+
 }  // namespace
 }  // namespace gradwire::compress
