@@ -15,7 +15,8 @@ row_sparse_pull() returns current rows, after this worker's own pushes. With a s
 that are too far behind in their pushes of this table: push equally often on all workers, if need be without rows.
 
 The store's codec compresses each row by itself. The residual of a row is kept until the row is pushed again.
-`2bit:threshold=auto` cannot encode rows: they are sent as float32, and a message on stderr says so once.
+`2bit:threshold=auto` cannot encode rows: they are sent as float32, and a message on stderr says so once. In `local` and
+`device` rows are not compressed.
 """
 
 from __future__ import annotations

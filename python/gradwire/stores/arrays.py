@@ -110,7 +110,9 @@ def expect_numbers(verb: str, key: Key, value: Any) -> None:
 
 def is_array(value: Any) -> bool:
     """True for NumPy's arrays and numbers, and PyTorch's tensors. Arrays of other libraries have a dtype, too."""
-    return isinstance(value, np.ndarray | np.generic) or (hasattr(value, "dtype") and hasattr(value, "detach"))
+    return isinstance(value, np.ndarray | np.generic) or (
+        hasattr(value, "dtype") and hasattr(value, "detach")
+    )
 
 
 def real_shape(value: Any) -> list[int]:
