@@ -30,6 +30,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from gradwire.compress import Compression
+
 if TYPE_CHECKING:
     from gradwire.kv import KVStore
 
@@ -81,12 +83,14 @@ class PowerSGD:
             seed: of the first factors, which are rank 0's on every rank.
 
         Raises:
-            ValueError: an argument out of range, a store that compresses, or ranks that differ.
+            ValueError: an argument out of range, a store that compresses or whose servers have an optimizer, or ranks
+                that differ.
         """
         if not isinstance(rank, int) or rank < 1:
             raise ValueError(f"PowerSGD: rank={rank!r}, expected a whole number of 1 or more")
         if not min_rate > 0:
             raise ValueError(f"PowerSGD: min_rate={min_rate!r}, expected a number above 0")
+        _require_sums(store)
         store.reclaim()
         if store.compression.spec != "none":
             raise ValueError(
@@ -142,9 +146,10 @@ class PowerSGD:
             rank, and no error has changed. Skip the step.
 
         Raises:
-            ValueError: another number of gradients, or another shape or dtype.
+            ValueError: another number of gradients, or another shape or dtype; or servers have an optimizer.
             gradwire.TransportError, gradwire.TimeoutError: the job has failed; names the rank at fault.
         """
+        _require_sums(self._store)
         arrays = self._arrays(gradients)
         for matrix in self._matrices:
             np.add(arrays[matrix.index].reshape(matrix.error.shape), matrix.error, out=matrix.wanted)
@@ -235,7 +240,11 @@ class PowerSGD:
     def _declare(self, first: int, second: int) -> list[int]:
         prefix = f"power_sgd.{next(_made.setdefault(self._store, itertools.count()))}."
         keys = [(prefix + "p", [first], "float32"), (prefix + "q", [second], "float32")]
-        return self._engine.declare([key for key in keys if key[1] != [0]])
+        declared = self._engine.declare([key for key in keys if key[1] != [0]])
+        # Factors travel as they are, also in a store that is set to compress later.
+        whole = Compression()
+        self._engine.set_key_compression(declared, whole.spec, whole.reply)
+        return declared
 
     def _start(self, elements: int, seed: int) -> Floats:
         """Factors drawn by rank 0: what another NumPy would draw from the same seed does not matter."""
@@ -259,6 +268,14 @@ class PowerSGD:
                 )
             arrays.append(array)
         return arrays
+
+
+def _require_sums(store: KVStore) -> None:
+    if store.keeps_weights:
+        raise ValueError(
+            f"PowerSGD: set_optimizer() was called on the store {store.type!r}, which gives weights since and no sums; "
+            "leave it out, and let an optimizer here use the means"
+        )
 
 
 def _factors(shape: tuple[int, ...], rank: int, min_rate: float) -> tuple[int, int, int] | None:

@@ -42,6 +42,36 @@ def test_objects_are_counted_by_store(local_store: Any) -> None:
     run_ranks(2, body)
 
 
+def test_factors_travel_as_they_are_in_a_store_that_compresses_later() -> None:
+    def body(store: KVStore) -> None:
+        powers = [PowerSGD(store, [SHAPE, (5,)], rank=2) for _ in range(2)]
+        found = []
+        for power in powers:
+            given = [gradient(store.rank), np.full(5, 0.1, np.float32)]
+            assert power.all_reduce(given)
+            found.append(given)
+            store.set_gradient_compression("2bit:threshold=8")
+        for as_before, later in zip(*found, strict=True):
+            assert_array_equal(as_before, later)
+
+    run_ranks(2, body)
+
+
+def test_a_store_whose_servers_have_an_optimizer_is_refused() -> None:
+    """It would fail the job in the first step."""
+
+    def body(store: KVStore) -> None:
+        power = PowerSGD(store, [SHAPE])
+        store.set_optimizer("sgd")
+        with pytest.raises(ValueError, match=r"set_optimizer\(\) was called on the store"):
+            power.all_reduce([gradient(0)])
+        with pytest.raises(ValueError, match=r"set_optimizer\(\) was called on the store"):
+            PowerSGD(store, [SHAPE])
+        store.barrier()
+
+    run_ranks(2, body)
+
+
 def test_tensors_are_written_in_place(local_store: Any) -> None:
     power, other = PowerSGD(local_store, [SHAPE, (5,)], rank=1), PowerSGD(local_store, [SHAPE, (5,)], rank=1)
     arrays = [gradient(1), np.ones(5, np.float32)]
