@@ -269,3 +269,23 @@ def test_other_parameter_groups_are_refused_on_all_ranks() -> None:
     errors = errors_of(call)
     assert len(set(errors)) == 1, errors
     assert "rank 0 has parameter groups of [1] parameters, rank 1 of [1, 1]" in errors[0]
+
+
+def failing(error: Exception) -> Any:
+    """An array whose own code fails."""
+
+    class Failing(np.ndarray):
+        @property
+        def shape(self) -> Any:
+            raise error
+
+    return np.ones(3, np.float32).view(Failing)
+
+
+@pytest.mark.parametrize("error", [MemoryError(), OverflowError("too large"), KeyError(3)])
+def test_whatever_an_argument_raises_is_an_error_on_all_ranks(error: Exception) -> None:
+    def call(store: KVStore) -> None:
+        store.init("w", failing(error) if store.rank == 1 else np.ones(3, np.float32))
+
+    found = errors_of(call)
+    assert all((str(error) or "MemoryError") in text for text in found), found
