@@ -173,6 +173,44 @@ def models_that_were_freed_are_no_part_of_checkpoints() -> None:
 
 
 @case
+def so_are_those_that_were_freed_with_a_frozen_one() -> None:
+    """As of a distillation: the teacher, which has no hook, is prepared first."""
+    accelerator = Accelerator(cpu=True)
+    compression = compress_gradients(accelerator)
+    teacher = mlp().requires_grad_(False)
+    for _ in range(2):
+        accelerator.prepare_model(teacher, evaluation_mode=True)
+        student, other = (accelerator.prepare(mlp()) for _ in range(2))
+        for model in (student, other):
+            model(batch(0)[0]).sum().backward()
+        assert len(compression.states) == 2, compression.states
+        assert all(state.state_dict()["residuals"] for state in compression.states)
+        accelerator.free_memory()
+    leave_the_store()
+
+
+@case
+def a_checkpoint_that_does_not_fit_is_left_and_that_is_said() -> None:
+    """Of a process that had trained another model before: its keys are in the checkpoint, too."""
+    folder = str(weights_file("accelerate").with_name("accelerate_second"))
+    for _ in range(2):
+        job = Job("int8")
+        job.train(range(2))
+    job.accelerator.save_state(folder)
+    leave_the_store()
+    later = Job("int8")
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        later.accelerator.load_state(folder)
+    texts = [str(each.message) for each in said if "gradwire" in str(each.message)]
+    assert len(texts) == (later.accelerator.process_index == 0), texts
+    assert all("the checkpoint has key 'gradient.1." in text for text in texts)
+    require_equal(later, job)
+    later.train(range(2))
+    leave_the_store()
+
+
+@case
 def a_run_that_saves_and_goes_on() -> None:
     job = Job("int8")
     job.train(range(SAVED))
@@ -207,6 +245,7 @@ def a_checkpoint_without_residuals_is_said() -> None:
     texts = [str(each.message) for each in said if "gradwire" in str(each.message)]
     assert len(texts) == (job.accelerator.process_index == 0)
     assert all("accelerate_plain/gradwire': it was saved without gradwire" in text for text in texts)
+    job.accelerator.save_state(folder)  # before any step
     leave_the_store()
 
 

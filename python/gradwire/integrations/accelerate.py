@@ -84,8 +84,7 @@ class _Handler:
         return kwargs
 
     def register_comm_hook(self, model: Any) -> None:
-        if len(self._accelerator._models) <= 1:  # the first one, which prepare() has noted by now
-            self._compression.close()  # of those before accelerator.free_memory()
+        self._compression.close(kept=self._accelerator._models)  # of those before accelerator.free_memory()
         self._compression.register(model, self._accelerator.scaler)
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
+import weakref
+from collections.abc import Mapping, Sequence
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -50,6 +51,7 @@ class GradientCompression:
         self._codec = codec
         self._options = dict(options)
         self.states: list[HookState] = []
+        self._modules: list[weakref.ref[torch.nn.Module]] = []  # inside the models of the states
 
     def register(self, model: DistributedDataParallel, grad_scaler: Any) -> None:
         """Registers a hook with a model that has taken no step. A collective.
@@ -68,12 +70,23 @@ class GradientCompression:
         )
         model.register_comm_hook(state, ddp_hook)
         self.states.append(state)
+        self._modules.append(weakref.ref(model.module))
 
-    def close(self) -> None:
-        """Ends the use of all models so far, before the framework wraps another one. A collective."""
-        for state in self.states:
-            state.close()
+    def close(self, kept: Sequence[torch.nn.Module] = ()) -> None:
+        """Ends the use of the models so far, before the framework wraps another one. A collective.
+
+        Args:
+            kept: modules inside DistributedDataParallels that the framework goes on to train. Default: none.
+        """
+        pairs = list(zip(self.states, self._modules, strict=True))
         self.states.clear()
+        self._modules.clear()
+        for state, module in pairs:
+            if any(module() is each for each in kept):
+                self.states.append(state)
+                self._modules.append(module)
+            else:
+                state.close()
 
     def save(self, folder: str | PathLike[str]) -> None:
         """Writes what the codecs have not sent yet; the framework writes the rest. A collective.
@@ -94,16 +107,20 @@ class GradientCompression:
         if not self.states:
             return
         # Rank 0 decides: ranks that differ would wait for each other.
-        reason = [self._reason_not_to_load(Path(folder)) if dist.get_rank() == 0 else None]
-        dist.broadcast_object_list(reason)
-        if reason[0] is None:
-            gradwire.torch.load_checkpoint(folder, torch.nn.Module(), self.states)
-            return
+        told = [self._reason_not_to_load(Path(folder)) if dist.get_rank() == 0 else None]
+        dist.broadcast_object_list(told)
+        reason = told[0]
+        if reason is None:
+            try:
+                gradwire.torch.load_checkpoint(folder, torch.nn.Module(), self.states)
+                return
+            except ValueError as error:  # it does not fit; all ranks have the same error, and nothing has changed
+                reason = str(error)
         for state in self.states:
             state.load_state_dict({})
         if dist.get_rank() == 0:
             warnings.warn(
-                f"gradwire.integrations: {reason[0]}; training continues, and what the codec had not sent when the "
+                f"gradwire.integrations: {reason}; training continues, and what the codec had not sent when the "
                 "checkpoint was saved is lost",
                 stacklevel=3,
             )

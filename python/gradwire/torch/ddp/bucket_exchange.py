@@ -135,7 +135,7 @@ class BucketExchange:
         if self._index:
             self._exchange.load(_with_labels(state, self._labels))
         else:
-            self._restored = state
+            self._restored = state or None
 
     # -- checkpoints of a whole job --------------------------------------------------------------------
 
