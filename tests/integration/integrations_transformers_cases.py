@@ -144,6 +144,30 @@ def a_run_that_saves_and_goes_on() -> None:
 
 
 @case
+def residuals_of_another_training_are_left_and_that_is_said() -> None:
+    """Of the same step, in the output_dir of a Trainer that resumes from a folder elsewhere."""
+    folders = [str(FOLDER.with_name(name)) for name in ("one", "other")]
+    for folder, rate in zip(folders, (3e-3, 3e-2), strict=True):
+        trained(
+            CompressGradients(),
+            steps=2,
+            output_dir=folder,
+            save_strategy="steps",
+            save_steps=2,
+            learning_rate=rate,
+        )
+        leave_the_store()
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        trainer = job(CompressGradients(), steps=3, output_dir=folders[0])
+        trainer.train(resume_from_checkpoint=f"{folders[1]}/checkpoint-2")
+    texts = [str(each.message) for each in said if "gradwire" in str(each.message)]
+    assert len(texts) == (dist.get_rank() == 0), texts
+    assert all("one/checkpoint-2' is of another training than the one that resumes" in text for text in texts)
+    leave_the_store()
+
+
+@case
 def checkpoints_of_weights_alone_have_no_residuals() -> None:
     folder = FOLDER.with_name("only_model")
     trained(

@@ -99,22 +99,26 @@ class GradientCompression:
         if self.states:
             gradwire.torch.save_checkpoint(folder, torch.nn.Module(), self.states)
 
-    def load(self, folder: str | PathLike[str]) -> None:
+    def load(self, folder: str | PathLike[str], refused: str | None = None) -> None:
         """Continues from what save() wrote. A collective. Warns on rank 0 where that cannot be, and begins without.
+
+        Args:
+            folder: that save() was given.
+            refused: why the framework's part says that it is the wrong one; rank 0's counts. Default: it is right.
 
         Raises: as gradwire.torch.load_checkpoint().
         """
         if not self.states:
             return
         # Rank 0 decides: ranks that differ would wait for each other.
-        told = [self._reason_not_to_load(Path(folder)) if dist.get_rank() == 0 else None]
+        told = [refused or self._reason_not_to_load(Path(folder)) if dist.get_rank() == 0 else None]
         dist.broadcast_object_list(told)
         reason = told[0]
         if reason is None:
             try:
                 gradwire.torch.load_checkpoint(folder, torch.nn.Module(), self.states)
                 return
-            except ValueError as error:  # it does not fit; all ranks have the same error, and nothing has changed
+            except ValueError as error:  # it does not fit: all ranks have the same error
                 reason = str(error)
         for state in self.states:
             state.load_state_dict({})

@@ -7,6 +7,7 @@ A folder `checkpoint-STEP` includes what the codec has not sent yet, in its fold
 
 from __future__ import annotations
 
+import json
 import os
 from typing import Any
 
@@ -24,6 +25,7 @@ except ModuleNotFoundError as error:
 __all__ = ["CompressGradients"]
 
 _FOLDER = "gradwire"  # in the folder of a checkpoint
+_STATE = "trainer_state.json"  # the Trainer's, there
 
 
 class CompressGradients(TrainerCallback):
@@ -84,7 +86,8 @@ class CompressGradients(TrainerCallback):
                 "hook already, and takes one; leave the other one out"
             )
         if state.global_step > 0:
-            self._compression.load(_resumed_folder(args, state))
+            folder = _resumed_folder(args, state)
+            self._compression.load(os.path.join(folder, _FOLDER), _reason_not_to_resume(folder, state))
 
     def on_save(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **objects: Any
@@ -103,7 +106,23 @@ def _checkpoint(args: TrainingArguments, state: TrainerState) -> str:
 
 
 def _resumed_folder(args: TrainingArguments, state: TrainerState) -> str:
-    """Returns where residuals were saved. The Trainer does not say which folder it resumes from."""
+    """Returns the checkpoint that has the residuals. The Trainer does not say which one it resumes from."""
     given = args.resume_from_checkpoint
     is_folder = given is not None and os.path.isdir(given)
-    return os.path.join(str(given) if is_folder else _checkpoint(args, state), _FOLDER)
+    return str(given) if is_folder else _checkpoint(args, state)
+
+
+def _reason_not_to_resume(folder: str, state: TrainerState) -> str | None:
+    """Returns why a checkpoint is not the one that the Trainer resumes from; None where it may be."""
+    path = os.path.join(folder, _STATE)
+    if not os.path.isfile(path):
+        return None
+    there = TrainerState.load_from_json(path)
+    # As text: a NaN is not equal to itself.
+    histories = [json.dumps(each.log_history) for each in (there, state)]
+    if there.global_step == state.global_step and histories[0] == histories[1]:
+        return None
+    return (
+        f"the checkpoint {folder!r} is of another training than the one that resumes, by its {_STATE}; "
+        "name the right one in TrainingArguments(resume_from_checkpoint=...)"
+    )
