@@ -96,7 +96,7 @@ PACKAGES: dict[str, set[str]] = {
     "codec_listing": {"terminal"},
     "timeline": {"report", "settings", "terminal"},
     "stores": {"compress", "settings", "timeline"},
-    "power_sgd": set(),
+    "power_sgd": {"compress"},
     "elastic": {"compress", "stores"},
     "launch": {"codec_listing", "compress", "settings", "stores", "terminal", "timeline"},
     "mxnet": {"settings", "stores"},
