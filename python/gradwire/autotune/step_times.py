@@ -20,6 +20,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from gradwire.terminal.whole_file import write_whole
+
 WARM_UP = 5  # steps: keys are declared, scales agreed, caches filled
 _OTHERS_SECONDS = 60.0  # for the other workers to have taken the same steps
 _LOOK_SECONDS = 0.005
@@ -99,10 +101,7 @@ class StepTimer:
             "compression": None if store is None else str(store.compression),
             "unlike": _unlike(optimizer, store),
         }
-        path = file_of(self._folder, self._rank)
-        unfinished = path.with_suffix(".tmp")
-        unfinished.write_text(json.dumps(record), encoding="utf-8")
-        os.replace(unfinished, path)
+        write_whole(file_of(self._folder, self._rank), json.dumps(record))
 
     def _await_others(self) -> None:
         """Others may still need this process: it may hold sums of theirs."""

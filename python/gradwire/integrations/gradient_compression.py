@@ -23,12 +23,7 @@ OPTIONS = ("codecs", "warm_up", "on_nonfinite", "budget", "row_column_scales", "
 
 
 class GradientCompression:
-    """The compression of the models that one framework trains.
-
-    Attributes:
-        states: a HookState for each DistributedDataParallel, in the order in which the framework wrapped them. Empty
-            before that, and in a job of one process.
-    """
+    """The compression of the models that one framework trains."""
 
     def __init__(self, who: str, codec: session.Wanted, options: Mapping[str, Any]) -> None:
         """Checks what needs no other rank.
@@ -50,8 +45,15 @@ class GradientCompression:
         GivenOptions(who, codec, **{name: value for name, value in options.items() if name != "local_group"})
         self._codec = codec
         self._options = dict(options)
-        self.states: list[HookState] = []
-        self._modules: list[weakref.ref[torch.nn.Module]] = []  # inside the models of the states
+        # Each with the module inside its model.
+        self._registered: list[tuple[HookState, weakref.ref[torch.nn.Module]]] = []
+
+    @property
+    def states(self) -> list[HookState]:
+        """A HookState for each DistributedDataParallel, in the order in which the framework wrapped them. Empty before
+        that, and in a job of one process.
+        """
+        return [state for state, _ in self._registered]
 
     def register(self, model: DistributedDataParallel, grad_scaler: Any) -> None:
         """Registers a hook with a model that has taken no step. A collective.
@@ -69,8 +71,7 @@ class GradientCompression:
             **self._options,
         )
         model.register_comm_hook(state, ddp_hook)
-        self.states.append(state)
-        self._modules.append(weakref.ref(model.module))
+        self._registered.append((state, weakref.ref(model.module)))
 
     def close(self, kept: Sequence[torch.nn.Module] = ()) -> None:
         """Ends the use of the models so far, before the framework wraps another one. A collective.
@@ -78,13 +79,10 @@ class GradientCompression:
         Args:
             kept: modules inside DistributedDataParallels that the framework goes on to train. Default: none.
         """
-        pairs = list(zip(self.states, self._modules, strict=True))
-        self.states.clear()
-        self._modules.clear()
-        for state, module in pairs:
+        registered, self._registered = self._registered, []
+        for state, module in registered:
             if any(module() is each for each in kept):
-                self.states.append(state)
-                self._modules.append(module)
+                self._registered.append((state, module))
             else:
                 state.close()
 

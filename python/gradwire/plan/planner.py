@@ -281,10 +281,14 @@ def _is_shorter(row: Prediction, than: Prediction) -> bool:
     return row.step_seconds < than.step_seconds * (1 - _WORTH)
 
 
+def _fastest(predictions: Sequence[Prediction]) -> Prediction:
+    return min(predictions, key=lambda row: row.step_seconds)
+
+
 def choose(predictions: Sequence[Prediction]) -> Prediction:
     """Takes, of those that none is 1 % shorter than, what asks least: no codec, then fewer hosts, then more bits."""
-    least = min(predictions, key=lambda row: row.step_seconds)
-    near = [row for row in predictions if not _is_shorter(least, row)]
+    fastest = _fastest(predictions)
+    near = [row for row in predictions if not _is_shorter(fastest, row)]
     return min(
         near,
         key=lambda row: (
@@ -309,7 +313,7 @@ def _reason(question: Question, predictions: Sequence[Prediction], best: Predict
         near = [row for row in lossy if not _is_shorter(row, best)]
         if not near:
             return f"{text}{faster}"
-        most = min(near, key=lambda row: row.step_seconds)
+        most = _fastest(near)
         longer = f"{100 * (most.step_seconds / best.step_seconds - 1):+.1f}"
         if longer in ("+0.0", "-0.0"):
             return f"{text}; do not compress: {most.variant} would change nothing{faster}"
@@ -453,6 +457,6 @@ def pays_below(rows: Sequence[Prediction]) -> float | None:
         here = [row for row in rows if row.network.bandwidth == bandwidth]
         dense = [row for row in here if not row.variant.lossy]
         lossy = [row for row in here if row.variant.lossy]
-        if dense and any(all(_is_shorter(row, other) for other in dense) for row in lossy):
+        if dense and lossy and _is_shorter(_fastest(lossy), _fastest(dense)):
             paying.append(bandwidth)
     return max(paying, default=None)

@@ -63,9 +63,8 @@ class _State:
     """What a reduce-scatter leaves for the next."""
 
     elements: int  # of a shard
-    residuals: list[
-        torch.Tensor
-    ]  # by owner of the shard: (elements,), where the gradients are; none: not kept
+    # By owner of the shard: (elements,), where the gradients are. Empty: none are kept.
+    residuals: list[torch.Tensor]
     scales: list[torch.Tensor | None]  # by owner, where the codec agrees them
     step: int
     layout: (
